@@ -1,0 +1,86 @@
+"""The one error tree. An error's `code` drives the HTTP status, the wire and the metrics label.
+
+EspalierError
+ConfigError         a setting, a checkpoint or a machine that start-up refuses
+InvalidRequest      the client's input; names the parameter
+PayloadTooLarge
+Overloaded          admission is full; come back after `retry_after_s`
+Unavailable         no verifier can step right now
+WireError           bytes that are no message of ours
+StateMissing        a worker lacks the tokens that a step builds on
+OutOfBlocks         the KV cache has no room for this step
+"""
+
+from typing import ClassVar
+
+
+class EspalierError(Exception):
+    """Base of all errors that cross a border. `code` is stable; the message is for people."""
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(EspalierError):
+    """Start-up cannot go on; the message is the one line that the user sees."""
+
+    code = "config_error"
+
+
+class InvalidRequest(EspalierError):
+    """The client's input is wrong. `param` is the name of the field as the client wrote it, if one is to blame."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.reason = code or self.code
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The request's body exceeds the limit."""
+
+    code = "payload_too_large"
+
+
+class Overloaded(EspalierError):
+    """Admission is full. Nothing was admitted."""
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(EspalierError):
+    """No worker can do this now."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class WireError(EspalierError):
+    """Bytes that are not a well-formed message of this protocol version."""
+
+    code = "malformed_message"
+
+
+class StateMissing(EspalierError):
+    """The worker holds only the first `held_len` committed tokens of the request; send the rest again."""
+
+    code = "state_missing"
+    retryable = True
+
+    def __init__(self, held_len: int) -> None:
+        super().__init__(f"state holds {held_len} tokens")
+        self.held_len = held_len
+
+
+class OutOfBlocks(EspalierError):
+    """The KV cache cannot hold this step; nothing was changed."""
+
+    code = "out_of_blocks"
+    retryable = True

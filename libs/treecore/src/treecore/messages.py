@@ -1,0 +1,188 @@
+"""The frozen wire types and their subjects: all that crosses a process border on the step path.
+
+Token ids and a few scalars only; never tensors, text or pickles. A message addresses one worker and carries one item
+a request, so the number of messages does not grow with the batch. Every item is idempotent: it names the request, the
+step and where its tokens start, and a worker that gets it twice gives the same answer twice.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.expand import Expansion
+from treecore.sampling import SamplingParams
+from treecore.tree import TokenTree
+
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+WorkerKind = Literal["ssm", "verifier"]
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftItem:
+    """One request of a DraftRequest: committed tokens [start, start + len(tokens)), the last of which is the root.
+
+    An empty expansion only fills the SSM's cache (prefill). `params` travels with start 0, else None.
+    """
+
+    request_id: RequestId
+    step: int
+    start: int
+    tokens: Tokens
+    params: SamplingParams | None
+    expansion: Expansion
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Manager -> SSM worker.
+
+    `owner` is the manager's identity: a new owner makes the worker forget the old one's requests.
+    """
+
+    owner: str
+    released: tuple[RequestId, ...]
+    items: tuple[DraftItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedItem:
+    """The SSM's tree below the root: tokens int32 [N-1], parents int32 [N-1] (0 is the root, 1 the first entry)."""
+
+    request_id: RequestId
+    step: int
+    tokens: Tokens
+    parents: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyItem:
+    """One request of a VerifyRequest: committed tokens [start, start + len(tokens)), then the tree below the last.
+
+    tree_tokens, tree_parents: as in DraftedItem. A chunk of a prompt has no tree and `wants_token` False.
+    """
+
+    request_id: RequestId
+    step: int
+    start: int
+    tokens: Tokens
+    params: SamplingParams | None
+    tree_tokens: Tokens
+    tree_parents: Tokens
+    wants_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """Manager -> verifier (rank 0)."""
+
+    owner: str
+    released: tuple[RequestId, ...]
+    items: tuple[VerifyItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedItem:
+    """The LLM's token after each node, int32 [N], root first; empty for a prompt chunk."""
+
+    request_id: RequestId
+    step: int
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedItem:
+    """The worker could not do this item. held_len: committed tokens that it holds; the rest must be sent again.
+
+    reason: an error code of treecore.errors (`state_missing`, `out_of_blocks`, `malformed_message`).
+    """
+
+    request_id: RequestId
+    step: int
+    held_len: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReply:
+    """SSM worker -> manager. forward_ms: time inside model forwards."""
+
+    worker_id: WorkerId
+    items: tuple[DraftedItem, ...]
+    refused: tuple[RefusedItem, ...]
+    forward_ms: float
+    blocks: "BlockUsage"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReply:
+    """Verifier -> manager. forward_ms: time inside model forwards."""
+
+    worker_id: WorkerId
+    items: tuple[VerifiedItem, ...]
+    refused: tuple[RefusedItem, ...]
+    forward_ms: float
+    blocks: "BlockUsage"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUsage:
+    """The integrity equation of a KV cache: free + used = total (blocks of `block_len` tokens)."""
+
+    free: int
+    used: int
+    total: int
+    block_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Worker -> everyone, periodically and when asked: I am here and can step. `leaving` is the last one.
+
+    name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own.
+    """
+
+    worker_id: WorkerId
+    kind: WorkerKind
+    name: str
+    vocab_size: int
+    context_len: int
+    eos_token_ids: tuple[int, ...]
+    blocks: BlockUsage
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A manager that has just started or reconnected asks all workers to announce themselves at once."""
+
+    owner: str
+
+
+Message = DraftRequest | DraftReply | VerifyRequest | VerifyReply | Announcement | Hello
+
+ANNOUNCE = "announce"
+HELLO = "hello"
+
+
+def step_subject(kind: WorkerKind, worker_id: WorkerId) -> str:
+    """Where a worker takes its DraftRequest or VerifyRequest."""
+    return f"{kind}.{worker_id}.step"
+
+
+def split_tree(tree: TokenTree) -> tuple[Tokens, Tokens]:
+    """The tree below its root, as items carry it."""
+    return tree.tokens[1:], tree.parents[1:]
+
+
+def join_tree(root: int, tokens: Tokens, parents: Tokens, ssm_idx: int = 0) -> TokenTree:
+    """The inverse of `split_tree`; raises WireError if the arrays are no tree."""
+    return TokenTree.checked(
+        np.concatenate([np.array([root], np.int32), tokens]),
+        np.concatenate([np.array([-1], np.int32), parents]),
+        ssm_idx,
+    )

@@ -1,0 +1,71 @@
+"""Counter-based noise keyed by (seed, position, token): Philox4x32-10 and Gumbel (architecture section 4).
+
+Nothing here has state: the same key gives the same number in any process, batch or retry.
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+Seed = NewType("Seed", int)
+
+LANES = 4
+TOKEN_STREAM = 0
+CHOICE_STREAM = 1
+
+# u lies in [2^-25, 1 - 2^-25], so Gumbel noise is bounded; sampling prunes by these bounds (rounded outwards).
+GUMBEL_MIN = -2.853
+GUMBEL_MAX = 17.329
+
+_MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+
+
+def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Philox4x32-10 blocks. counters: uint64 [n, 4], each below 2^32; returns uint32 [n, 4]."""
+    c0, c1, c2, c3 = (np.ascontiguousarray(counters[:, lane]) for lane in range(LANES))
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(_ROUNDS):
+        left, right = c0 * _MUL_0, c2 * _MUL_1
+        c0 = (right >> _HALF) ^ c1 ^ np.uint64(k0)
+        c1 = right & _LOW
+        c2 = (left >> _HALF) ^ c3 ^ np.uint64(k1)
+        c3 = left & _LOW
+        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def gumbel(seed: Seed, position: int, token_ids: NDArray[np.integer]) -> NDArray[np.float32]:
+    """G(seed, position, token) for each of `token_ids` (any order), float32 [n].
+
+    u = ((bits >> 8) + 0.5) * 2^-24 needs 25 bits, so u and both logarithms are float64; only the result is rounded.
+    """
+    blocks, where = _blocks_of(token_ids)
+    counters = np.zeros((len(blocks), LANES), np.uint64)
+    counters[:, 0], counters[:, 1], counters[:, 2] = blocks, position, TOKEN_STREAM
+    bits = philox(seed, counters)[where, token_ids % LANES]
+    uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
+    noise: NDArray[np.float32] = -np.log(-np.log(uniform)).astype(np.float32)
+    return noise
+
+
+def choice_seed(seed: Seed, choice_idx: int) -> Seed:
+    """The seed of the `choice_idx`-th of n choices; choice 0 keeps the request's own, so it can be replayed alone."""
+    if choice_idx == 0:
+        return seed
+    block = philox(seed, np.array([[choice_idx, 0, CHOICE_STREAM, 0]], np.uint64))[0]
+    return Seed(int(block[0]) | int(block[1]) << 32)
+
+
+def _blocks_of(token_ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The counter blocks that hold `token_ids`, each once, and the block of each token."""
+    blocks = token_ids // LANES
+    if len(blocks) == 0:
+        return blocks, blocks
+    used = np.zeros(int(blocks.max()) + 1, np.bool_)
+    used[blocks] = True
+    return np.flatnonzero(used), (np.cumsum(used) - 1)[blocks]

@@ -1,0 +1,125 @@
+"""Sampling parameters and the token that they choose (architecture section 4).
+
+    x_t = argmax_v [ log p_t(v) + G(s, t, v) ]   temperature > 0
+    x_t = argmax_v   log p_t(v)                  temperature = 0, ties: lowest token id
+
+The same functions serve the LLM (its token) and the SSMs (the top k children); both work on fp32 logits in numpy.
+p_t need not be normalised: a constant does not move the argmax.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.noise import GUMBEL_MAX, Seed, gumbel
+
+_FIRST_LOOK = 64  # candidates whose noise is drawn first; the best of them rules out most of the rest
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are chosen. Validated at the gateway; travels once per request and worker.
+
+    temperature 0 means greedy. top_k 0 and top_p 1 mean off. seed: 64 bits, unsigned.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: Seed
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no noise is involved."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Unnormalised log-probabilities of the tokens that truncation left: int32 [n] ascending, fp32 [n]."""
+
+    token_ids: NDArray[np.int32]
+    logp: NDArray[np.float32]
+
+
+def best_tokens(
+    logits: NDArray[np.float32],
+    token_ids: NDArray[np.int32] | None,
+    params: SamplingParams,
+    position: int,
+    num_tokens: int = 1,
+) -> NDArray[np.int32]:
+    """The first `num_tokens` tokens of the order by log p + G at `position`, best first; fewer if p has fewer.
+
+    logits: fp32 [V] of one node. token_ids: int32 [V] ascending, or None where the index is the id (a trimmed head).
+    For the LLM, one token: x_t. For a coupled SSM, its k children (architecture section 4).
+    """
+    if params.is_greedy and num_tokens == 1:
+        best = np.array([logits.argmax()], np.int32)
+        return best if token_ids is None else token_ids[best]
+    law = processed(logits, token_ids, params)
+    if params.is_greedy:
+        return _top(law.token_ids, law.logp, num_tokens)
+    return _top_noisy(law, params.seed, position, num_tokens)
+
+
+def processed(logits: NDArray[np.float32], token_ids: NDArray[np.int32] | None, params: SamplingParams) -> Distribution:
+    """p_t: temperature, then top_k, then top_p (architecture section 4)."""
+    ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
+    if params.is_greedy:
+        return Distribution(ids, logits)
+    law = Distribution(ids, logits / np.float32(params.temperature))
+    if 0 < params.top_k < len(ids):
+        law = _keep(law, _top_indices(law.logp, params.top_k))
+    if params.top_p < 1.0:
+        law = _keep(law, _nucleus(law.logp, params.top_p))
+    return law
+
+
+def _keep(law: Distribution, indices: NDArray[np.intp]) -> Distribution:
+    indices = np.sort(indices)
+    return Distribution(law.token_ids[indices], law.logp[indices])
+
+
+def _top_indices(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Indices of the `count` largest values, largest first; equal values in index order."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    candidates = np.flatnonzero(values >= least)
+    return candidates[np.argsort(-values[candidates], kind="stable")[:count]]
+
+
+def _nucleus(logp: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
+    """Indices of the smallest set of most likely tokens whose mass reaches `top_p` (the crossing token included)."""
+    mass = np.exp((logp - logp.max()).astype(np.float64))
+    wanted = top_p * mass.sum()
+    count = _FIRST_LOOK
+    while True:
+        order = _top_indices(logp, count)
+        reached = np.cumsum(mass[order])
+        if reached[-1] >= wanted or len(order) == len(logp):
+            return order[: int(np.searchsorted(reached, wanted)) + 1]
+        count *= 4
+
+
+def _top(token_ids: NDArray[np.int32], scores: NDArray[np.float32], count: int) -> NDArray[np.int32]:
+    return token_ids[_top_indices(scores, count)]
+
+
+def _top_noisy(law: Distribution, seed: Seed, position: int, count: int) -> NDArray[np.int32]:
+    """The top `count` of logp + G, exactly, without drawing noise for tokens that cannot win.
+
+    Noise is at most GUMBEL_MAX: once `count` tokens score at least s, a token with logp < s - GUMBEL_MAX is out.
+    """
+    first = _top_indices(law.logp, max(_FIRST_LOOK, count))
+    scores = law.logp[first] + gumbel(seed, position, law.token_ids[first])
+    if len(first) < len(law.logp):
+        floor = np.partition(scores, -count)[-count]
+        contenders = np.flatnonzero(law.logp >= floor - np.float32(GUMBEL_MAX))
+        law = Distribution(law.token_ids[contenders], law.logp[contenders])
+        scores = law.logp + gumbel(seed, position, law.token_ids)
+        return _top(law.token_ids, scores, count)
+    order = np.argsort(first)
+    return _top(law.token_ids[first[order]], scores[order], count)
