@@ -1,0 +1,68 @@
+"""The seam between the gateway and the manager: what is asked for, and what comes back.
+
+Token ids only. In one process the manager is called directly; as two deployments the same calls travel over NATS.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from treecore.expand import Expansion
+from treecore.messages import RequestId, Tokens
+from treecore.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the gateway must know of the LLM to validate a request. Lengths in tokens; max_tree_nodes with the root."""
+
+    name: str
+    vocab_size: int
+    context_len: int
+    eos_token_ids: tuple[int, ...]
+    max_tree_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sequence to be generated: a valid prompt, and all that its tokens depend on.
+
+    prompt: int32 [>= 1]. prompt_len + max_tokens <= the model's context. tree None: the deployment's expansion.
+    """
+
+    request_id: RequestId
+    prompt: Tokens
+    params: SamplingParams
+    max_tokens: int
+    speculation: bool = True
+    tree: Expansion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Tokens that one step committed, EOS included. The last delta has a finish reason.
+
+    steps: LLM steps so far that produced tokens for this request.
+    """
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    steps: int
+
+
+class Manager(Protocol):
+    """What the gateway needs of the request manager."""
+
+    def card(self) -> ModelCard:
+        """The LLM's card; raises Unavailable until a verifier has announced itself."""
+
+    def is_ready(self) -> bool:
+        """Whether a token can be produced now."""
+
+    def generate(self, generation: Generation) -> AsyncIterator[TokenDelta]:
+        """Admit the request and yield its tokens as they are committed.
+
+        Raises Overloaded (nothing admitted) at the first `anext`. Closing the iterator cancels the request.
+        """
