@@ -1,0 +1,148 @@
+"""One forward's rows, made of segments. Knows rows, slots and masks; must not know requests or weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IntArray = NDArray[np.int64]
+
+MAX_PADDED_ROWS = 32  # longer segments attend alone: padding others to them would cost more than a call
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's R new rows, and the C cached rows (new ones included) that they may attend to.
+
+    tokens, positions, slots: int64 [R]; `slots` are where the rows' K and V go. column_slots: int64 [C]. visible: bool
+    [R, C], or None where every row sees every column. logit_rows: int64, indices of the rows whose logits are wanted.
+    """
+
+    tokens: IntArray
+    positions: IntArray
+    slots: IntArray
+    column_slots: IntArray
+    visible: NDArray[np.bool_] | None
+    logit_rows: IntArray
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """B segments that attend in one call, padded to R rows and C columns each; they are consecutive rows of the batch.
+
+    rows: the group's rows in the batch. columns: slots int64 [B * C], or a slice where B = 1 and they are contiguous.
+    visible: bool [B, R, C] or None (all). padded_rows int64 [B * R] and real_rows int64 lead to the padded layout and
+    back; None where nothing is padded.
+    """
+
+    num_segments: int
+    rows: slice
+    columns: Tensor | slice
+    visible: Tensor | None
+    padded_rows: Tensor | None
+    real_rows: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """All rows of a forward, grouped for attention.
+
+    tokens, positions, slots: int64 [R]. logit_rows: int64 [num_logit_rows], in the order of the segments that the batch
+    was made of; `num_logits[i]` of them belong to segment i.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logit_rows: Tensor
+    num_logits: tuple[int, ...]
+    groups: tuple[AttentionGroup, ...]
+
+    @classmethod
+    def from_segments(cls, segments: Sequence[Segment]) -> "ForwardBatch":
+        """Lays the segments out so that each attention group is a consecutive run of rows."""
+        assert segments, "a forward needs a segment"
+        grouped = list(_group(segments))
+        order = [idx for group in grouped for idx in group]
+        starts = _starts(segments, order)
+        return cls(
+            tokens=_concat([segments[idx].tokens for idx in order]),
+            positions=_concat([segments[idx].positions for idx in order]),
+            slots=_concat([segments[idx].slots for idx in order]),
+            logit_rows=_concat([starts[idx] + segment.logit_rows for idx, segment in enumerate(segments)]),
+            num_logits=tuple(len(segment.logit_rows) for segment in segments),
+            groups=tuple(_attention_group([segments[idx] for idx in group], starts[group[0]]) for group in grouped),
+        )
+
+    def split_logits(self, logits: Tensor) -> list[Tensor]:
+        """The rows of `logits` [num_logit_rows, V] that belong to each segment, as views."""
+        return list(torch.split(logits, list(self.num_logits)))
+
+
+def _group(segments: Sequence[Segment]) -> Iterator[list[int]]:
+    """Indices of segments that attend together: short ones whose column counts are within a factor of two."""
+    together: dict[int, list[int]] = {}
+    for idx, segment in enumerate(segments):
+        if segment.num_rows > MAX_PADDED_ROWS:
+            yield [idx]
+        else:
+            together.setdefault(len(segment.column_slots).bit_length(), []).append(idx)
+    yield from together.values()
+
+
+def _starts(segments: Sequence[Segment], order: list[int]) -> dict[int, int]:
+    """The first row of each segment in the batch."""
+    lengths = [segments[idx].num_rows for idx in order]
+    return dict(zip(order, accumulate(lengths, initial=0), strict=False))
+
+
+def _attention_group(segments: list[Segment], start: int) -> AttentionGroup:
+    lengths = np.array([segment.num_rows for segment in segments])
+    num_rows = int(lengths.max())
+    is_real = np.arange(num_rows) < lengths[:, None]
+    padded = (
+        None if is_real.all() else torch.from_numpy(np.where(is_real, np.cumsum(is_real).reshape(is_real.shape) - 1, 0))
+    )
+    return AttentionGroup(
+        num_segments=len(segments),
+        rows=slice(start, start + int(lengths.sum())),
+        columns=_columns(segments),
+        visible=_visible(segments, num_rows),
+        padded_rows=None if padded is None else padded.ravel(),
+        real_rows=None if padded is None else torch.from_numpy(np.flatnonzero(is_real)),
+    )
+
+
+def _columns(segments: list[Segment]) -> Tensor | slice:
+    """Padding repeats a segment's first slot: masked, but finite, because a hidden NaN would still poison the sum."""
+    first = segments[0].column_slots
+    if len(segments) == 1 and np.all(np.diff(first) == 1):
+        return slice(int(first[0]), int(first[-1]) + 1)
+    width = max(len(segment.column_slots) for segment in segments)
+    padded = [
+        np.pad(s.column_slots, (0, width - len(s.column_slots)), constant_values=s.column_slots[0]) for s in segments
+    ]
+    return _concat(padded)
+
+
+def _visible(segments: list[Segment], num_rows: int) -> Tensor | None:
+    width = max(len(segment.column_slots) for segment in segments)
+    visible = np.zeros((len(segments), num_rows, width), dtype=np.bool_)
+    visible[:, :, 0] = True  # a padding row must see something: softmax over nothing is NaN
+    for row, segment in zip(visible, segments, strict=True):
+        shape = (segment.num_rows, len(segment.column_slots))
+        row[: shape[0], : shape[1]] = True if segment.visible is None else segment.visible
+    return None if visible.all() else torch.from_numpy(visible)
+
+
+def _concat(arrays: list[IntArray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))

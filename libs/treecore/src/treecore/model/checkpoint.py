@@ -1,0 +1,76 @@
+"""Named tensors on disk, read one at a time, never unpickled. Knows safetensors; must not know what a tensor is for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from treecore.errors import ConfigError
+from treecore.model.spec import read_json
+
+
+class Checkpoint(Protocol):
+    """Tensors by their Hugging Face names. Asking for an absent one is a bug; an unreadable one raises ConfigError."""
+
+    def names(self) -> set[str]:
+        """All tensors that it has."""
+
+    def shape(self, name: str) -> Sequence[int]:
+        """The shape of a tensor, without reading it."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor in its stored dtype, on the CPU."""
+
+
+class SafetensorsCheckpoint:
+    """A directory's model.safetensors, or the shards that model.safetensors.index.json names."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file_of: dict[str, tuple[Any, Path]] = {}
+        for path in shards(directory):
+            file = _open(path)
+            self._file_of |= dict.fromkeys(file.keys(), (file, path))
+
+    def names(self) -> set[str]:
+        """All tensors in all shards."""
+        return set(self._file_of)
+
+    def shape(self, name: str) -> Sequence[int]:
+        """The shape as the header states it."""
+        shape: list[int] = self._file_of[name][0].get_slice(name).get_shape()
+        return shape
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor. Raises ConfigError naming the file and the tensor."""
+        file, path = self._file_of[name]
+        try:
+            tensor: Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path}: tensor {name} cannot be read ({error})") from error
+        return tensor
+
+
+def shards(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory. Raises ConfigError where there are none."""
+    index = directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    if single.exists() or not index.exists():
+        return [single]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index}: weight_map is missing")
+    names = {str(name) for name in weight_map.values()}
+    if outside := sorted(name for name in names if Path(name).name != name):
+        raise ConfigError(f"{index}: {outside[0]!r} is outside of the checkpoint directory")
+    return [directory / name for name in sorted(names)]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file (only safetensors checkpoints are loaded)") from error
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: not a readable safetensors file ({error})") from error

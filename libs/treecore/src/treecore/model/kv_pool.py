@@ -1,0 +1,36 @@
+"""The memory of the KV cache. Knows slots and layers; must not know requests, blocks or trees."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treecore.model.spec import ModelSpec
+
+
+class KvPool:
+    """K and V of `num_slots` tokens in all layers, one slot a token.
+
+    `kv` is [num_layers, num_slots, 2, num_kv_heads, head_dim], K before V, so that both are written and gathered in one
+    go. Memory is not touched before it is written: an unused slot costs no RAM and may hold anything, NaN included.
+    """
+
+    def __init__(self, spec: ModelSpec, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (spec.num_layers, num_slots, 2, spec.num_kv_heads, spec.head_dim)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def num_slots(self) -> int:
+        """How many tokens the pool holds."""
+        return self.kv.shape[1]
+
+    def layer(self, layer_idx: int) -> Tensor:
+        """A view of one layer: [num_slots, 2, num_kv_heads, head_dim]."""
+        return self.kv[layer_idx]
+
+    def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
+        """Copies K and V of src_slots[i] to dst_slots[i] in all layers, as if all were read before any is written."""
+        assert src_slots.shape == dst_slots.shape, "as many sources as destinations"
+        src, dst = (torch.from_numpy(slots).to(self.kv.device) for slots in (src_slots, dst_slots))
+        with torch.inference_mode():
+            self.kv[:, dst] = self.kv[:, src]

@@ -1,0 +1,217 @@
+"""Which tokens of each request have K and V in the cache, and where. Knows blocks, slots and trees, nothing of weights.
+
+A step of a worker is: advance (what was committed), extend (a tree behind it), then next_segment -> forward ->
+mark_written until no row is pending. Rows of a request are numbered: row p < held_len is committed token p, and row
+held_len - 1 + i is tree node i. Node 0 is the root: the last committed token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.errors import OutOfBlocks, StateMissing
+from treecore.model.batch import IntArray, Segment
+from treecore.model.blocks import BlockAllocator, BlockUsage
+from treecore.model.kv_pool import KvPool
+
+TokenArray = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The nodes behind the root. Node i has token tokens[i - 1] and path ancestors[i - 1], which ends with itself."""
+
+    tokens: list[int] = field(default_factory=list)
+    ancestors: list[list[int]] = field(default_factory=list)
+    children: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
+
+    def add(self, token: int, parent: int) -> None:
+        assert 0 <= parent <= len(self.tokens), "a parent comes before its child"
+        self.tokens.append(token)
+        node = len(self.tokens)
+        self.ancestors.append([*(self.ancestors[parent - 1] if parent else []), node])
+        self.children.setdefault((parent, token), node)
+
+    def walk(self, tokens: Sequence[int], num_nodes: int) -> list[int]:
+        """The longest path from the root, among nodes 1..num_nodes, that spells a prefix of `tokens`."""
+        path: list[int] = []
+        node = 0
+        for token in tokens:
+            node = self.children.get((node, token), num_nodes + 1)
+            if node > num_nodes:
+                break
+            path.append(node)
+        return path
+
+
+@dataclass(slots=True)
+class _Held:
+    """One request. The first `num_written` rows have their K and V in the cache, the others are pending."""
+
+    tokens: list[int] = field(default_factory=list)
+    tree: _Tree = field(default_factory=_Tree)
+    num_written: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slots: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of each row that the blocks can hold
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) + len(self.tree.tokens)
+
+    def segment(self, first: int, last: int) -> Segment:
+        """Rows first..last-1 as a segment."""
+        num_tokens = len(self.tokens)
+        nodes = range(max(first, num_tokens), last)
+        ancestors = [self.tree.ancestors[row - num_tokens] for row in nodes]
+        positions = np.arange(first, last)
+        positions[len(positions) - len(nodes) :] = [num_tokens - 1 + len(path) for path in ancestors]
+        return Segment(
+            tokens=np.array(
+                self.tokens[first:last] + [self.tree.tokens[row - num_tokens] for row in nodes], dtype=np.int64
+            ),
+            positions=positions,
+            slots=self.slots[first:last],
+            column_slots=self.slots[:last],
+            visible=_visible(first, last, num_tokens, ancestors),
+            logit_rows=np.arange(max(first, num_tokens - 1), last) - first,
+        )
+
+
+class SequenceCache:
+    """Every request's cached tokens. Owns the block tables, and the rows of `pool` through them; not thread-safe.
+
+    Invariant: usage().free + usage().used == usage().total, and no block belongs to two requests.
+    """
+
+    def __init__(self, pool: KvPool, block_size: int = 16) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._allocator = BlockAllocator(pool.num_slots // block_size)
+        self._held: dict[str, _Held] = {}
+
+    def advance(self, request_id: str, start: int, tokens: Sequence[int] | TokenArray) -> int:
+        """Learns that committed tokens [start : start + n] are `tokens`. Returns how many committed tokens are cached.
+
+        Keeps the K and V of the longest common prefix with the held tokens, and behind it of the path down the held
+        tree that spells the new tokens; that path's rows are moved to follow the prefix. All other tree rows are
+        dropped. The last token, the root of the next tree, never counts as cached: its logits are wanted. Idempotent.
+        Raises StateMissing where tokens before `start` are not held (a start of 0 never does); OutOfBlocks, with
+        nothing changed.
+        """
+        held = self._held.get(request_id) or _Held()
+        if start > len(held.tokens):
+            raise StateMissing(len(held.tokens))
+        target = held.tokens[:start] + [int(token) for token in tokens]
+        assert target, "a request has at least one committed token"
+        self._reserve(held, len(target))
+        self._held[request_id] = held
+        kept = self._keep(held, target)
+        held.tokens, held.tree = target, _Tree()
+        held.num_written = min(kept, len(target) - 1)
+        self._shrink(held)
+        return held.num_written
+
+    def extend(self, request_id: str, tokens: Sequence[int] | TokenArray, parents: Sequence[int] | TokenArray) -> None:
+        """Appends nodes to the request's tree, parents first. A parent is 0 for the root, else its number in order.
+
+        Raises OutOfBlocks with nothing changed.
+        """
+        held = self._held[request_id]
+        self._reserve(held, held.num_rows + len(tokens))
+        for token, parent in zip(tokens, parents, strict=True):
+            held.tree.add(int(token), int(parent))
+
+    def num_pending(self, request_id: str) -> int:
+        """How many rows still have to be computed: uncached committed tokens, then nodes."""
+        held = self._held[request_id]
+        return held.num_rows - held.num_written
+
+    def next_segment(self, request_id: str, max_rows: int | None = None) -> Segment:
+        """The next pending rows, at most `max_rows`. The root and all nodes ask for logits.
+
+        Changes nothing: mark_written does, once the forward is done.
+        """
+        held = self._held[request_id]
+        first = held.num_written
+        last = held.num_rows if max_rows is None else min(held.num_rows, first + max_rows)
+        assert first < last, "no row is pending"
+        return held.segment(first, last)
+
+    def mark_written(self, request_id: str, num_rows: int) -> None:
+        """The forward wrote K and V of the first `num_rows` pending rows."""
+        held = self._held[request_id]
+        assert num_rows <= held.num_rows - held.num_written, "more rows written than were pending"
+        held.num_written += num_rows
+
+    def release(self, request_id: str) -> None:
+        """Forgets the request and frees its blocks. Unknown requests are fine: a cancel may come twice."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._allocator.free(held.blocks)
+
+    def held_len(self, request_id: str) -> int:
+        """How many committed tokens are known here; 0 for an unknown request."""
+        held = self._held.get(request_id)
+        return len(held.tokens) if held else 0
+
+    def request_ids(self) -> list[str]:
+        """The requests held, the longest known first."""
+        return list(self._held)
+
+    def usage(self) -> BlockUsage:
+        """Blocks free, used and in total."""
+        return self._allocator.usage()
+
+    def _keep(self, held: _Held, target: list[int]) -> int:
+        """How many leading tokens of `target` keep their rows. Moves the rows of accepted nodes behind the prefix."""
+        common = _common_prefix_len(held.tokens, target)
+        num_nodes = held.num_written - len(held.tokens)
+        if common < len(held.tokens) or num_nodes <= 0:
+            return min(common, held.num_written)
+        path = held.tree.walk(target[common:], num_nodes)
+        accepted = np.array(path, dtype=np.int64) + (common - 1)
+        self._compact(held, accepted, common)
+        return common + len(path)
+
+    def _compact(self, held: _Held, rows: IntArray, first: int) -> None:
+        """Moves `rows` to rows first, first + 1, ... A first child that is accepted is in place already."""
+        moved = rows != np.arange(first, first + len(rows))
+        if moved.any():
+            self._pool.move(held.slots[rows[moved]], held.slots[first : first + len(rows)][moved])
+
+    def _reserve(self, held: _Held, num_rows: int) -> None:
+        missing = -(-num_rows // self._block_size) - len(held.blocks)
+        if missing <= 0:
+            return
+        blocks = self._allocator.allocate(missing)
+        if blocks is None:
+            raise OutOfBlocks(f"needs {missing} more blocks of {self._block_size} tokens, {self.usage().free} are free")
+        self._set_blocks(held, held.blocks + blocks)
+
+    def _shrink(self, held: _Held) -> None:
+        num_blocks = -(-held.num_rows // self._block_size)
+        if num_blocks < len(held.blocks):
+            self._allocator.free(held.blocks[num_blocks:])
+            self._set_blocks(held, held.blocks[:num_blocks])
+
+    def _set_blocks(self, held: _Held, blocks: list[int]) -> None:
+        held.blocks = blocks
+        first_slots = np.array(blocks, dtype=np.int64) * self._block_size
+        held.slots = (first_slots[:, None] + np.arange(self._block_size)).ravel()
+
+
+def _common_prefix_len(held: list[int], target: list[int]) -> int:
+    length = min(len(held), len(target))
+    if held[:length] == target[:length]:
+        return length
+    return next(idx for idx in range(length) if held[idx] != target[idx])
+
+
+def _visible(first: int, last: int, num_tokens: int, ancestors: Sequence[Sequence[int]]) -> NDArray[np.bool_] | None:
+    """A token sees those up to itself; a node sees all tokens and its ancestors-or-self. [last - first, last]."""
+    visible = np.arange(last) <= np.minimum(np.arange(first, last), num_tokens - 1)[:, None]
+    for row, path in zip(visible[last - first - len(ancestors) :], ancestors, strict=True):
+        row[np.array(path) + (num_tokens - 1)] = True
+    return None if visible.all() else visible
