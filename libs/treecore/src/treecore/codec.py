@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -54,7 +54,7 @@ def decode(body: bytes, expected: type[M]) -> M:
     kind = _KINDS.get(parts[0]) if isinstance(parts[0], int) else None
     if kind is not expected:
         raise WireError(f"{kind.__name__ if kind else f'tag {parts[0]!r}'} where {expected.__name__} was due")
-    message: M = _reader(expected)(parts[2:])
+    message: M = _reader(cast(Any, expected))(parts[2:])
     return message
 
 

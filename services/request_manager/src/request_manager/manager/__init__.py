@@ -1,0 +1,1 @@
+"""The request manager: schedules steps, has trees drafted, merged and verified, and commits what the LLM said."""

@@ -1,0 +1,109 @@
+"""The requests that a worker holds: cached tokens and sampling parameters under one owner. Both workers step through it.
+
+Knows items, caches and forwards; must not know trees' meaning, NATS or who asks. Losing all of it costs time only.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.errors import EspalierError, OutOfBlocks, StateMissing
+from treecore.messages import BlockUsage, DraftItem, RefusedItem, RequestId, VerifyItem
+from treecore.model.batch import ForwardBatch, Segment
+from treecore.model.decoder import Decoder
+from treecore.model.kv_pool import KvPool
+from treecore.model.sequence import SequenceCache
+from treecore.sampling import SamplingParams
+
+MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
+
+
+class HeldRequests:
+    """Owns the cache and the parameters of every request at this worker; not thread-safe.
+
+    `forward_ms` is the time inside model forwards since the step began.
+    """
+
+    def __init__(self, decoder: Decoder, num_blocks: int, block_len: int) -> None:
+        self._decoder = decoder
+        self._pool = KvPool(decoder.spec, num_blocks * block_len, decoder.activation_dtype, decoder.device)
+        self._cache = SequenceCache(self._pool, block_len)
+        self._block_len = block_len
+        self._params: dict[RequestId, SamplingParams] = {}
+        self._owner = ""
+        self.forward_ms = 0.0
+
+    def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
+        """Forget what is released; a new owner's requests start from nothing."""
+        self.forward_ms = 0.0
+        gone = list(self._params) if owner != self._owner else list(released)
+        self._owner = owner
+        for request_id in gone:
+            self._cache.release(request_id)
+            self._params.pop(request_id, None)
+
+    def take(self, item: DraftItem | VerifyItem) -> RefusedItem | None:
+        """Take the item's committed tokens in; says why not. A refused item changes nothing."""
+        try:
+            self._take(item)
+        except StateMissing as error:
+            return RefusedItem(item.request_id, item.step, error.held_len, error.code)
+        except EspalierError as error:
+            return refusal(item, error)
+        return None
+
+    def _take(self, item: DraftItem | VerifyItem) -> None:
+        if item.params is None and item.request_id not in self._params:
+            raise StateMissing(0)
+        self._cache.advance(item.request_id, item.start, item.tokens)
+        if item.params is not None:
+            self._params[item.request_id] = item.params
+
+    def params(self, request_id: RequestId) -> SamplingParams:
+        """How the request's tokens are chosen."""
+        return self._params[request_id]
+
+    def extend(self, request_id: RequestId, tokens: Sequence[int], parents: Sequence[int]) -> bool:
+        """Put tree nodes behind the request's tokens (0 is the root); False, with nothing changed, if blocks ran out."""
+        try:
+            self._cache.extend(request_id, tokens, parents)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def compute(self, request_ids: Sequence[RequestId], *, with_logits: bool = True) -> list[NDArray[np.float32]]:
+        """Compute all pending rows; per request the logits of its root and nodes, fp32 [n, V], in their order."""
+        found: list[list[NDArray[np.float32]]] = [[] for _ in request_ids]
+        pending = [idx for idx, request_id in enumerate(request_ids) if self._cache.num_pending(request_id)]
+        while pending:
+            segments = [self._next_segment(request_ids[idx], with_logits=with_logits) for idx in pending]
+            for idx, segment, logits in zip(pending, segments, self._forward(segments), strict=True):
+                self._cache.mark_written(request_ids[idx], segment.num_rows)
+                found[idx].append(logits)
+            pending = [idx for idx in pending if self._cache.num_pending(request_ids[idx])]
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+
+    def _next_segment(self, request_id: RequestId, *, with_logits: bool) -> Segment:
+        segment = self._cache.next_segment(request_id, MAX_SEGMENT_ROWS)
+        return segment if with_logits else replace(segment, logit_rows=segment.logit_rows[:0])
+
+    def _forward(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        started = time.perf_counter()
+        batch = ForwardBatch.from_segments(segments)
+        logits = self._decoder.forward(batch, self._pool)
+        parts = [part.numpy() for part in batch.split_logits(logits.cpu())]  # the step's one synchronisation
+        self.forward_ms += (time.perf_counter() - started) * 1e3
+        return parts
+
+    def usage(self) -> BlockUsage:
+        """The integrity equation of this worker's cache."""
+        usage = self._cache.usage()
+        return BlockUsage(usage.free, usage.used, usage.total, self._block_len)
+
+
+def refusal(item: DraftItem | VerifyItem, error: EspalierError) -> RefusedItem:
+    """The item was not done because of `error`; the worker keeps what it held before, of which it promises nothing."""
+    return RefusedItem(item.request_id, item.step, 0, error.code)

@@ -1,0 +1,148 @@
+"""The bus between processes: requests with a deadline, and subscriptions. Bytes in, bytes out.
+
+Knows NATS and its traps (architecture section 7); must not know messages. Core NATS only: a step that is lost is
+asked for again under the same step number, and every step is idempotent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from treecore.errors import Unavailable
+from treecore.service.telemetry import log_event
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[bytes], Awaitable[bytes | None]]
+
+_RETRY_S = 0.2
+_PING_S = 2  # a half-open link is noticed after _PING_S * _MAX_PINGS seconds; the default is minutes
+_MAX_PINGS = 2
+_DRAIN_S = 2
+
+
+class Bus(Protocol):
+    """What the parts need of a broker. The shipped fake in treecore.testing has the same face."""
+
+    async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
+        """The one reply to `body`; raises Unavailable: nobody listens, the link broke, or the deadline passed."""
+
+    async def publish(self, subject: str, body: bytes) -> None:
+        """Send to whoever listens; raises Unavailable while disconnected (nothing is buffered)."""
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        """Call `handler` for each message, one after another; what it returns is the reply."""
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever the link is back."""
+
+
+class NatsBus:
+    """A Bus over one NATS connection that never gives up reconnecting."""
+
+    def __init__(self, subject_prefix: str) -> None:
+        self._prefix = subject_prefix
+        self._client = Client()
+        self._lost = asyncio.Event()
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    @classmethod
+    async def connect(cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event) -> "NatsBus":
+        """Connect, however long the broker takes to appear; raises Unavailable only if `stop` is set meanwhile."""
+        bus = cls(subject_prefix)
+        while not await bus._try_connect(url, name):
+            try:
+                await asyncio.wait_for(stop.wait(), _RETRY_S)
+            except TimeoutError:
+                continue
+            raise Unavailable("stopped before the broker was there")
+        return bus
+
+    async def _try_connect(self, url: str, name: str) -> bool:
+        try:
+            await self._client.connect(
+                url,
+                name=name,
+                ping_interval=_PING_S,
+                max_outstanding_pings=_MAX_PINGS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # annotated int, slept as float
+                allow_reconnect=True,
+                drain_timeout=_DRAIN_S,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+            )
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            log_event(logger, logging.DEBUG, "broker not there yet", error=error)
+            self._client = Client()
+            return False
+        return True
+
+    async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
+        """See Bus.request. A link that breaks ends the wait at once instead of at the deadline."""
+        self._check_connected()
+        reply = asyncio.ensure_future(self._client.request(self._full(subject), body, timeout=timeout_s))
+        lost = asyncio.ensure_future(self._lost.wait())
+        try:
+            await asyncio.wait({reply, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
+                raise Unavailable("the link to the broker broke")
+            return (await reply).data
+        except nats.errors.NoRespondersError as error:
+            raise Unavailable(f"nobody listens on {subject}") from error
+        except (nats.errors.Error, TimeoutError) as error:
+            raise Unavailable(f"no answer on {subject}: {type(error).__name__}") from error
+        finally:
+            reply.cancel()
+            lost.cancel()
+
+    async def publish(self, subject: str, body: bytes) -> None:
+        """See Bus.publish."""
+        self._check_connected()
+        await self._client.publish(self._full(subject), body)
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        """See Bus.subscribe. nats-py subscribes again by itself after a reconnect."""
+
+        async def answer(message: Msg) -> None:
+            reply = await handler(message.data)
+            if reply is not None and message.reply and self._client.is_connected:
+                await message.respond(reply)
+
+        await self._client.subscribe(self._full(subject), cb=answer)
+        await self._client.flush()
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """See Bus.on_reconnect."""
+        self._on_reconnect.append(callback)
+
+    async def close(self) -> None:
+        """Close the link; what is in flight is dropped."""
+        await self._client.close()
+
+    def _full(self, subject: str) -> str:
+        return f"{self._prefix}.{subject}"
+
+    def _check_connected(self) -> None:
+        if not self._client.is_connected:
+            raise Unavailable("no link to the broker")
+
+    async def _on_error(self, error: Exception) -> None:
+        log_event(logger, logging.WARNING, "bus error", error=repr(error))
+
+    async def _on_disconnected(self) -> None:
+        self._lost.set()
+        log_event(logger, logging.WARNING, "bus disconnected")
+
+    async def _on_reconnected(self) -> None:
+        self._lost.clear()
+        log_event(logger, logging.INFO, "bus reconnected")
+        for callback in self._on_reconnect:
+            callback()

@@ -1,0 +1,52 @@
+"""How workers make themselves known: an Announcement now and then, at once when asked, and a last one on leaving."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from treecore.codec import encode
+from treecore.errors import Unavailable
+from treecore.messages import ANNOUNCE, HELLO, Announcement
+from treecore.service.bus import Bus
+from treecore.service.telemetry import log_event
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_INTERVAL_S = 0.5
+SILENCE_IS_LOSS_S = 2.5
+
+
+class Announcer:
+    """Announces one worker until cancelled. `describe(leaving)` gives the current announcement."""
+
+    def __init__(self, bus: Bus, describe: Callable[[bool], Announcement]) -> None:
+        self._bus = bus
+        self._describe = describe
+        self._now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Announce every ANNOUNCE_INTERVAL_S, at once on a Hello or a reconnect; when cancelled say goodbye."""
+        self._bus.on_reconnect(self._now.set)
+        await self._bus.subscribe(HELLO, self._on_hello)
+        try:
+            while True:
+                await self._announce(leaving=False)
+                await self._pause()
+        finally:
+            await self._announce(leaving=True)
+
+    async def _on_hello(self, _body: bytes) -> None:
+        self._now.set()
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._now.wait(), ANNOUNCE_INTERVAL_S)
+        except TimeoutError:
+            return
+        self._now.clear()
+
+    async def _announce(self, *, leaving: bool) -> None:
+        try:
+            await self._bus.publish(ANNOUNCE, encode(self._describe(leaving)))
+        except Unavailable as error:
+            log_event(logger, logging.DEBUG, "not announced", error=error)

@@ -1,0 +1,37 @@
+"""One settings class a service: environment, then flags. An unknown or bad value stops the start and names itself."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from treecore.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ServiceSettings(BaseSettings):
+    """Settings that all services share. Environment variables carry the prefix ESPALIER_."""
+
+    model_config = SettingsConfigDict(env_prefix="ESPALIER_", extra="forbid", cli_kebab_case=True)
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="where the broker listens")
+    subject_prefix: str = Field("espalier", pattern=r"^[A-Za-z0-9_-]+$", description="first token of every subject")
+    log_level: LogLevel = "info"
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def read_settings(kind: type[S], argv: Sequence[str]) -> S:
+    """The settings from flags over environment; raises ConfigError naming the first bad value."""
+    try:
+        return CliApp.run(kind, cli_args=list(argv), cli_exit_on_error=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise ConfigError(f"{name}: {first['msg']}") from error
+    except SettingsError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,104 @@
+"""One verification step: committed tokens and trees in, the LLM's token after every node out.
+
+Knows the model through HeldRequests; must not know NATS. Deterministic: the same request gives the same reply.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore import topology
+from treecore.errors import OutOfBlocks, WireError
+from treecore.messages import (
+    RefusedItem,
+    VerifiedItem,
+    VerifyItem,
+    VerifyReply,
+    VerifyRequest,
+    WorkerId,
+    join_tree,
+)
+from treecore.model.held import HeldRequests, refusal
+from treecore.sampling import SamplingParams, best_tokens
+from treecore.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """An item whose tokens and tree are in the cache, ready to be computed."""
+
+    item: VerifyItem
+    tree: TokenTree
+
+
+class Engine:
+    """Verifies steps of many requests; owns nothing but what HeldRequests holds."""
+
+    def __init__(self, worker_id: WorkerId, held: HeldRequests, vocab_size: int) -> None:
+        self._worker_id = worker_id
+        self._held = held
+        self._vocab_size = vocab_size
+
+    def step(self, request: VerifyRequest) -> VerifyReply:
+        """Verify all items in shared forwards. An item that cannot be done is refused and harms no other."""
+        self._held.begin_step(request.owner, request.released)
+        taken: list[_Taken] = []
+        refused: list[RefusedItem] = []
+        for item in request.items:
+            outcome = self._take(item)
+            taken.append(outcome) if isinstance(outcome, _Taken) else refused.append(outcome)
+        chunks = [entry.item for entry in taken if not entry.item.wants_token]
+        self._held.compute([item.request_id for item in chunks], with_logits=False)
+        verified = self._verify([entry for entry in taken if entry.item.wants_token])
+        verified += [VerifiedItem(item.request_id, item.step, np.empty(0, np.int32)) for item in chunks]
+        return VerifyReply(self._worker_id, tuple(verified), tuple(refused), self._held.forward_ms, self._held.usage())
+
+    def _take(self, item: VerifyItem) -> _Taken | RefusedItem:
+        try:
+            tree = self._checked_tree(item)
+        except WireError as error:
+            return refusal(item, error)
+        refused = self._held.take(item)
+        if refused:
+            return refused
+        if not self._held.extend(item.request_id, item.tree_tokens.tolist(), item.tree_parents.tolist()):
+            return refusal(item, OutOfBlocks("no room for the tree"))
+        return _Taken(item, tree)
+
+    def _checked_tree(self, item: VerifyItem) -> TokenTree:
+        if len(item.tokens) == 0 or item.start < 0:
+            raise WireError("an item without committed tokens")
+        for tokens in (item.tokens, item.tree_tokens):
+            if np.any(tokens < 0) or np.any(tokens >= self._vocab_size):
+                raise WireError("a token id outside the vocabulary")
+        return join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+
+    def _verify(self, taken: list[_Taken]) -> list[VerifiedItem]:
+        logits = self._held.compute([entry.item.request_id for entry in taken])
+        return [
+            VerifiedItem(
+                entry.item.request_id,
+                entry.item.step,
+                llm_tokens(rows, entry.tree, _committed_len(entry.item), self._held.params(entry.item.request_id)),
+            )
+            for entry, rows in zip(taken, logits, strict=True)
+        ]
+
+
+def _committed_len(item: VerifyItem) -> int:
+    return item.start + len(item.tokens)
+
+
+def llm_tokens(
+    logits: NDArray[np.float32], tree: TokenTree, committed_len: int, params: SamplingParams
+) -> NDArray[np.int32]:
+    """x_t after each node, int32 [N]: the token that incremental decoding would choose there (architecture section 4).
+
+    logits: fp32 [N, V]. A node at position p is followed by the token at position p + 1, whose noise is G(s, p + 1, .).
+    """
+    positions = topology.positions(tree.parents, committed_len)
+    return np.array(
+        [best_tokens(row, None, params, int(position) + 1)[0] for row, position in zip(logits, positions, strict=True)],
+        np.int32,
+    )

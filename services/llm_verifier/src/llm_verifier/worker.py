@@ -1,0 +1,41 @@
+"""The verifier process: loads the LLM, announces itself, answers VerifyRequests."""
+
+import asyncio
+import secrets
+import sys
+
+from llm_verifier.engine import Engine
+from llm_verifier.settings import VerifierSettings
+from treecore.messages import Announcement, VerifyRequest, WorkerId
+from treecore.model.held import HeldRequests
+from treecore.model.load import load_decoder
+from treecore.service.lifecycle import run_service
+from treecore.service.worker import serve_worker
+
+
+async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
+    decoder = await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype)
+    spec = decoder.spec
+    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
+    worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
+    engine = Engine(worker_id, held, spec.vocab_size)
+
+    def describe(leaving: bool) -> Announcement:
+        return Announcement(
+            worker_id,
+            "verifier",
+            settings.name,
+            spec.vocab_size,
+            spec.context_len,
+            spec.eos_token_ids,
+            held.usage(),
+            leaving,
+        )
+
+    await serve_worker(settings, describe, VerifyRequest, engine.step, stop)
+
+
+def main() -> int:
+    """Run the verifier; returns the exit status."""
+    return run_service("llm_verifier", VerifierSettings, serve, sys.argv[1:])

@@ -1,0 +1,264 @@
+"""The only loop: plan a step, have it drafted, merged and verified, accept, commit. The only writer of requests.
+
+`_step` is the whole life of a step. Nothing here computes on models, text or HTTP.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from request_manager.contract import Generation
+from request_manager.manager.drafting import DraftWish
+from request_manager.manager.registry import Registry, Worker
+from request_manager.manager.request import Request
+from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, plan_step
+from request_manager.manager.ssm_pool import Round, SsmPool
+from request_manager.manager.step_record import Observer, StepRecord
+from request_manager.manager.verifying import VerifierLink
+from treecore.accept import Accepted, walk
+from treecore.errors import EspalierError, Overloaded, Unavailable
+from treecore.expand import NO_DRAFT, Expansion
+from treecore.merge import merge, prune
+from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyItem, VerifyReply, split_tree
+from treecore.service.telemetry import log_event
+from treecore.tree import TokenTree
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1
+
+Trees = dict[RequestId, TokenTree]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the coordinator runs: its batch and queue bounds, the default expansion, the time that drafts get."""
+
+    max_batch: int
+    max_waiting: int
+    prefill_rows: int
+    max_tree_nodes: int
+    expansion: Expansion
+    draft_deadline_s: float
+
+
+class Coordinator:
+    """Owns all requests of one verifier group."""
+
+    def __init__(
+        self, registry: Registry, verifier: VerifierLink, ssms: SsmPool, policy: Policy, observer: Observer
+    ) -> None:
+        self._registry = registry
+        self._verifier = verifier
+        self._ssms = ssms
+        self._policy = policy
+        self._observer = observer
+        self._waiting: deque[Request] = deque()
+        self._running: dict[RequestId, Request] = {}
+        self._wake = asyncio.Event()
+
+    def submit(self, generation: Generation, eos_token_ids: Sequence[int]) -> Request:
+        """Admit a request to the queue; raises Overloaded, with nothing admitted, if that is full."""
+        if len(self._waiting) >= self._policy.max_waiting:
+            raise Overloaded("too many requests are waiting", _RETRY_AFTER_S)
+        request = Request(generation, frozenset(eos_token_ids))
+        self._waiting.append(request)
+        self._wake.set()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """The client is gone: the request takes part in no further step and its cache is freed."""
+        request.is_cancelled = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Step until cancelled. If this fails, every request is told so."""
+        try:
+            while True:
+                await self._run_once()
+        except Exception as error:
+            log_event(logger, logging.ERROR, "coordinator failed", error=repr(error))
+            for request in [*self._running.values(), *self._waiting]:
+                request.outbox.put_nowait(EspalierError("the request manager failed"))
+            raise
+
+    async def _run_once(self) -> None:
+        self._drop_cancelled()
+        worker = await self._verifier.worker()
+        if worker is None:
+            return
+        plan = self._plan(worker)
+        if plan.items:
+            await self._step(worker, plan)
+        else:
+            await self._idle(worker)
+
+    async def _step(self, worker: Worker, plan: StepPlan) -> None:
+        """Draft, merge, verify, accept, commit. A step that could not be verified is planned again, unchanged."""
+        started = perf_counter()
+        drafts = await self._draft(plan)
+        drafted = perf_counter()
+        trees = {item.request_id: self._tree(item, drafts) for item in plan.items}
+        self._prime(plan)
+        reply = await self._verifier.ask(worker, [self._verify_item(item, trees) for item in plan.items])
+        if reply is None:
+            return
+        verified = perf_counter()
+        accepted = self._commit(worker, plan, trees, reply)
+        self._observer.on_blocks(reply.worker_id, reply.blocks)
+        self._observer.on_step(
+            StepRecord(
+                num_requests=len(plan.items),
+                num_drafted=sum(len(tree) - 1 for tree in trees.values()),
+                accepted_per_depth=_per_depth(accepted),
+                num_committed=sum(len(path.tokens) for path in accepted),
+                total_ms=(perf_counter() - started) * 1e3,
+                draft_ms=(drafted - started) * 1e3,
+                draft_forward_ms=drafts.forward_ms,
+                verify_ms=(verified - drafted) * 1e3,
+                verify_forward_ms=reply.forward_ms,
+            )
+        )
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+
+    def _plan(self, worker: Worker) -> StepPlan:
+        blocks = worker.announcement.blocks
+        policy = self._policy
+        limits = Limits(policy.max_batch, policy.prefill_rows, blocks.total, blocks.block_len, policy.max_tree_nodes)
+        plan = plan_step(
+            [self._standing(request, worker) for request in self._running.values()],
+            [self._standing(request, worker) for request in self._waiting],
+            limits,
+        )
+        for _ in plan.admitted:
+            request = self._waiting.popleft()
+            self._running[request.request_id] = request
+        self._observer.on_load(len(self._running), len(self._waiting))
+        return plan
+
+    def _standing(self, request: Request, worker: Worker) -> Standing:
+        generation = request.generation
+        expansion = self._policy.expansion if generation.tree is None else generation.tree
+        return Standing(
+            request.request_id,
+            request.committed_len,
+            request.held_len(worker.worker_id),
+            len(generation.prompt) + generation.max_tokens,
+            expansion if generation.speculation else NO_DRAFT,
+        )
+
+    async def _idle(self, worker: Worker) -> None:
+        """No step is due: have finished requests freed, then sleep until there is work."""
+        if self._waiting:  # nobody runs and the first does not fit: it never will
+            request = self._waiting.popleft()
+            request.outbox.put_nowait(Unavailable("the request does not fit into the verifier's cache"))
+            return
+        self._ssms.flush()
+        if self._verifier.owes_release:
+            reply = await self._verifier.ask(worker, ())
+            if reply is not None:
+                self._observer.on_blocks(reply.worker_id, reply.blocks)
+            return
+        self._wake.clear()
+        await self._wake.wait()
+
+    # -- draft and merge ----------------------------------------------------------------------------------------------
+
+    async def _draft(self, plan: StepPlan) -> Round:
+        wishes = [self._wish(item) for item in plan.items if item.expansion]
+        drafts = await self._ssms.draft(wishes, self._policy.draft_deadline_s)
+        for wish in wishes:
+            if wish.request.request_id not in drafts.trees:
+                self._observer.on_dropped("no_draft")
+        return drafts
+
+    def _prime(self, plan: StepPlan) -> None:
+        """Requests that still read their prompt, and will draft, have the SSMs read it at the same time."""
+        self._ssms.prime([self._wish(item) for item in plan.items if not item.expansion and self._will_draft(item)])
+
+    def _will_draft(self, item: PlannedItem) -> bool:
+        request = self._running[item.request_id]
+        return request.generation.speculation and item.start < len(request.generation.prompt) and request.remaining > 1
+
+    def _wish(self, item: PlannedItem) -> DraftWish:
+        return DraftWish(self._running[item.request_id], item.end, item.expansion)
+
+    def _tree(self, item: PlannedItem, drafts: Round) -> TokenTree:
+        """The merged tree of what arrived; the root alone if nothing did."""
+        trees = drafts.trees.get(item.request_id)
+        if not trees:
+            return TokenTree.of_root(self._running[item.request_id].committed[item.end - 1])
+        return prune(merge(trees), self._policy.max_tree_nodes, len(item.expansion))
+
+    # -- verify, accept, commit ---------------------------------------------------------------------------------------
+
+    def _verify_item(self, item: PlannedItem, trees: Trees) -> VerifyItem:
+        request = self._running[item.request_id]
+        tokens, parents = split_tree(trees[item.request_id])
+        return VerifyItem(
+            item.request_id,
+            request.step,
+            item.start,
+            request.tokens_between(item.start, item.end),
+            request.generation.params if item.start == 0 else None,
+            tokens,
+            parents,
+            item.is_complete,
+        )
+
+    def _commit(self, worker: Worker, plan: StepPlan, trees: Trees, reply: VerifyReply) -> list[Accepted]:
+        answers: dict[RequestId, VerifiedItem | RefusedItem] = {}
+        answers.update((item.request_id, item) for item in reply.items)
+        answers.update((item.request_id, item) for item in reply.refused)
+        accepted = []
+        for item in plan.items:
+            request = self._running[item.request_id]
+            answer = answers.get(item.request_id)
+            if answer is None or answer.step != request.step:
+                self._observer.on_dropped("other_step")
+            elif isinstance(answer, VerifiedItem) and len(answer.tokens) != _num_answers(item, trees):
+                self._observer.on_dropped("malformed_message")
+            elif isinstance(answer, RefusedItem):
+                self._observer.on_dropped(answer.reason)
+                request.holds(worker.worker_id, min(answer.held_len, request.committed_len - 1))
+            else:
+                accepted += self._commit_item(request, worker, item, trees[item.request_id], answer)
+        return accepted
+
+    def _commit_item(
+        self, request: Request, worker: Worker, item: PlannedItem, tree: TokenTree, answer: VerifiedItem
+    ) -> list[Accepted]:
+        request.holds(worker.worker_id, item.end)
+        request.step += 1
+        if not item.is_complete:
+            return []
+        path = walk(tree, answer.tokens)
+        num_kept = request.commit(path.tokens)
+        if request.finish_reason is not None:
+            self._forget(request)
+        return [Accepted(path.nodes[:num_kept], path.tokens[:num_kept])]
+
+    def _drop_cancelled(self) -> None:
+        for request in [request for request in self._running.values() if request.is_cancelled]:
+            self._forget(request)
+        self._waiting = deque(request for request in self._waiting if not request.is_cancelled)
+
+    def _forget(self, request: Request) -> None:
+        """The request is over: its place is free, and the workers will hear of it with the next message."""
+        del self._running[request.request_id]
+        self._verifier.release(request.request_id)
+        self._ssms.release(request.request_id)
+
+
+def _num_answers(item: PlannedItem, trees: Trees) -> int:
+    return len(trees[item.request_id]) if item.is_complete else 0
+
+
+def _per_depth(accepted: Sequence[Accepted]) -> tuple[int, ...]:
+    """How many requests accepted a node at depth 1, 2, ..."""
+    deepest = max((len(path.nodes) for path in accepted), default=0)
+    return tuple(sum(len(path.nodes) > depth for path in accepted) for depth in range(deepest))

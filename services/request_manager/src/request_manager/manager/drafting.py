@@ -1,0 +1,142 @@
+"""One SSM worker as the coordinator sees it: what it holds, whether it is busy, and a draft within the deadline.
+
+Owns what is known of the worker's draft cache. A slow or dead SSM costs its part of the tree, nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from request_manager.manager.request import Request
+from treecore.codec import decode, encode
+from treecore.errors import Unavailable, WireError
+from treecore.expand import Expansion
+from treecore.messages import DraftItem, DraftReply, DraftRequest, RequestId, WorkerId, join_tree, step_subject
+from treecore.service.bus import Bus
+from treecore.service.telemetry import log_event
+from treecore.tree import TokenTree
+
+logger = logging.getLogger(__name__)
+
+_LOST_S = 30.0  # an answer this late is no answer; registry and broker notice a death much earlier
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """A tree wanted for a request behind its first `end` committed tokens; an empty expansion only fills the cache."""
+
+    request: Request
+    end: int
+    expansion: Expansion
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Trees by request, and the time inside the SSM's forwards."""
+
+    trees: dict[RequestId, TokenTree]
+    forward_ms: float
+
+
+NOTHING = Drafts({}, 0.0)
+
+
+class Drafter:
+    """Talks to one SSM worker, one message at a time."""
+
+    def __init__(self, bus: Bus, owner: str, worker_id: WorkerId, ssm_idx: int) -> None:
+        self._bus = bus
+        self._owner = owner
+        self._worker_id = worker_id
+        self._ssm_idx = ssm_idx
+        self._held: dict[RequestId, int] = {}
+        self._released: set[RequestId] = set()
+        self._in_flight: asyncio.Task[Drafts] | None = None
+        self._is_late = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it still owes an answer whose deadline has passed."""
+        return self._is_late and self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._in_flight is not None and not self._in_flight.done()
+
+    def release(self, request_id: RequestId) -> None:
+        """Tell the worker with the next message that the request is over."""
+        if self._held.pop(request_id, None) is not None:
+            self._released.add(request_id)
+
+    async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Drafts:
+        """Trees that the worker grew within `deadline_s`. Missing ones mean: verify the root alone."""
+        if self.is_late:
+            return NOTHING
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + deadline_s
+        if self._is_busy and not await self._wait(deadline_s):
+            return NOTHING
+        self._send(wishes)
+        if not await self._wait(give_up_at - loop.time()):
+            return NOTHING
+        assert self._in_flight is not None
+        return self._in_flight.result()
+
+    def prime(self, wishes: Sequence[DraftWish]) -> None:
+        """Fill the worker's cache while the LLM does the same; nobody waits for it. Does nothing while it is busy."""
+        if not self._is_busy and (wishes or self._released):
+            self._send(wishes)
+
+    def close(self) -> None:
+        """Stop waiting for the worker."""
+        if self._in_flight is not None:
+            self._in_flight.cancel()
+
+    async def _wait(self, timeout_s: float) -> bool:
+        assert self._in_flight is not None
+        await asyncio.wait({self._in_flight}, timeout=max(timeout_s, 0.0))
+        self._is_late = self._is_busy
+        return not self._is_late
+
+    def _send(self, wishes: Sequence[DraftWish]) -> None:
+        request = DraftRequest(self._owner, tuple(self._released), tuple(self._item(wish) for wish in wishes))
+        self._released.clear()
+        sent = {wish.request.request_id: wish for wish in wishes}
+        for request_id in sent:
+            self._held[request_id] = 0  # until the answer says otherwise: whatever happens, sending all again is right
+        self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self._worker_id}")
+
+    def _item(self, wish: DraftWish) -> DraftItem:
+        request = wish.request
+        start = min(self._held.get(request.request_id, 0), wish.end - 1)
+        return DraftItem(
+            request.request_id,
+            request.step,
+            start,
+            request.tokens_between(start, wish.end),
+            request.generation.params if start == 0 else None,
+            wish.expansion,
+        )
+
+    async def _exchange(self, request: DraftRequest, sent: dict[RequestId, DraftWish]) -> Drafts:
+        try:
+            subject = step_subject("ssm", self._worker_id)
+            reply = decode(await self._bus.request(subject, encode(request), _LOST_S), DraftReply)
+        except (Unavailable, WireError) as error:
+            log_event(logger, logging.WARNING, "no draft", worker_id=self._worker_id, error=error)
+            self._released.update(request.released)
+            return NOTHING
+        trees = {}
+        for item in reply.items:
+            wish = sent.get(item.request_id)
+            if wish is None or item.request_id not in self._held:
+                continue
+            self._held[item.request_id] = wish.end
+            try:
+                trees[item.request_id] = join_tree(
+                    wish.request.committed[wish.end - 1], item.tokens, item.parents, self._ssm_idx
+                )
+            except WireError as error:
+                log_event(logger, logging.WARNING, "draft is no tree", worker_id=self._worker_id, error=error)
+        return Drafts(trees, reply.forward_ms)

@@ -1,0 +1,55 @@
+"""The manager as the gateway's seam sees it, in the gateway's own process."""
+
+from collections.abc import AsyncIterator
+
+from request_manager.contract import Generation, ModelCard, TokenDelta
+from request_manager.manager.coordinator import Coordinator
+from request_manager.manager.registry import Registry
+from treecore.errors import Unavailable
+from treecore.messages import Announcement
+
+
+class LocalManager:
+    """A contract.Manager over a Coordinator whose `run` is someone else's task."""
+
+    def __init__(self, coordinator: Coordinator, registry: Registry, max_tree_nodes: int) -> None:
+        self._coordinator = coordinator
+        self._registry = registry
+        self._max_tree_nodes = max_tree_nodes
+        self._card: ModelCard | None = None
+
+    def card(self) -> ModelCard:
+        """See contract.Manager. A verifier that restarts does not take the card away."""
+        live = self._registry.live("verifier")
+        if live:
+            self._card = self._card_of(live[0].announcement)
+        if self._card is None:
+            raise Unavailable("no verifier has announced itself yet")
+        return self._card
+
+    def _card_of(self, announcement: Announcement) -> ModelCard:
+        capacity = announcement.blocks.total * announcement.blocks.block_len - self._max_tree_nodes
+        return ModelCard(
+            announcement.name,
+            announcement.vocab_size,
+            min(announcement.context_len, capacity),
+            announcement.eos_token_ids,
+            self._max_tree_nodes,
+        )
+
+    def is_ready(self) -> bool:
+        """See contract.Manager."""
+        return bool(self._registry.live("verifier"))
+
+    async def generate(self, generation: Generation) -> AsyncIterator[TokenDelta]:
+        """See contract.Manager."""
+        request = self._coordinator.submit(generation, self.card().eos_token_ids)
+        try:
+            while request.finish_reason is None or not request.outbox.empty():
+                outcome = await request.outbox.get()
+                if isinstance(outcome, Exception):
+                    raise outcome
+                yield outcome
+        finally:
+            if request.finish_reason is None:
+                self._coordinator.cancel(request)

@@ -1,0 +1,65 @@
+"""The manager's metrics. Sees StepRecords; decides nothing."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from request_manager.manager.step_record import StepRecord
+from treecore.messages import BlockUsage, WorkerId
+
+_STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_MAX_DEPTH_LABEL = 16
+
+
+class ManagerMetrics:
+    """An Observer that counts into `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tokens = Counter("espalier_tokens_committed", "Tokens committed", registry=registry)
+        self._steps = Counter("espalier_steps", "LLM steps", registry=registry)
+        self._drafted = Counter("espalier_draft_tokens", "Drafted nodes verified", registry=registry)
+        self._accepted = Counter(
+            "espalier_accepted_tokens", "Drafted nodes accepted, by depth", ["depth"], registry=registry
+        )
+        self._seconds = Histogram(
+            "espalier_step_part_seconds",
+            "Time of a step by part",
+            ["part"],
+            buckets=_STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self._dropped = Counter(
+            "espalier_answers_dropped", "Answers that could not be used", ["reason"], registry=registry
+        )
+        self._blocks = Gauge("espalier_kv_blocks", "Verifier KV cache blocks", ["state"], registry=registry)
+        self._requests = Gauge("espalier_requests", "Requests in the manager", ["state"], registry=registry)
+
+    def on_step(self, record: StepRecord) -> None:
+        """Count a committed step."""
+        self._steps.inc()
+        self._tokens.inc(record.num_committed)
+        self._drafted.inc(record.num_drafted)
+        for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
+            self._accepted.labels(str(depth)).inc(count)
+        parts = {
+            "draft": record.draft_ms,
+            "verify": record.verify_ms,
+            "draft_forward": record.draft_forward_ms,
+            "verify_forward": record.verify_forward_ms,
+            "overhead": record.overhead_ms,
+        }
+        for part, duration_ms in parts.items():
+            self._seconds.labels(part).observe(duration_ms / 1e3)
+
+    def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:  # noqa: ARG002 - one verifier group so far
+        """Show the verifier's cache."""
+        self._blocks.labels("free").set(usage.free)
+        self._blocks.labels("used").set(usage.used)
+        self._blocks.labels("total").set(usage.total)
+
+    def on_load(self, num_running: int, num_waiting: int) -> None:
+        """Show the queue."""
+        self._requests.labels("running").set(num_running)
+        self._requests.labels("waiting").set(num_waiting)
+
+    def on_dropped(self, reason: str) -> None:
+        """Count an unusable answer."""
+        self._dropped.labels(reason).inc()

@@ -1,0 +1,80 @@
+"""One request's committed tokens and where it stands. Written by the coordinator only."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from request_manager.contract import FinishReason, Generation, TokenDelta
+from treecore.errors import EspalierError
+from treecore.messages import RequestId, Tokens, WorkerId
+
+Outcome = TokenDelta | EspalierError
+
+
+@dataclass(slots=True)
+class Request:
+    """A request from admission to its last token.
+
+    committed: prompt and output. step: the step in progress, counted per request, repeated when a step is retried.
+    verifier_id, verified_len: which verifier holds how many committed tokens, as far as the manager knows.
+    """
+
+    generation: Generation
+    eos_token_ids: frozenset[int]
+    outbox: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+    committed: list[int] = field(default_factory=list)
+    step: int = 0
+    num_token_steps: int = 0
+    verifier_id: WorkerId | None = None
+    verified_len: int = 0
+    is_cancelled: bool = False
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.committed = self.generation.prompt.tolist()
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's identity on the wire."""
+        return self.generation.request_id
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens of the prompt and the output so far."""
+        return len(self.committed)
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be generated."""
+        return len(self.generation.prompt) + self.generation.max_tokens - self.committed_len
+
+    def held_len(self, verifier_id: WorkerId) -> int:
+        """Committed tokens that this verifier holds: none of them if another one held them last."""
+        return self.verified_len if self.verifier_id == verifier_id else 0
+
+    def holds(self, verifier_id: WorkerId, num_tokens: int) -> None:
+        """Note that this verifier holds the first `num_tokens` committed tokens."""
+        self.verifier_id, self.verified_len = verifier_id, num_tokens
+
+    def tokens_between(self, start: int, end: int) -> Tokens:
+        """Committed tokens [start, end), int32."""
+        return np.array(self.committed[start:end], np.int32)
+
+    def commit(self, tokens: tuple[int, ...]) -> int:
+        """Append what a step accepted, cut behind EOS and at max_tokens, and tell the outbox; returns how many stayed.
+
+        EOS is checked first: a run that ends the text on its last allowed token has finished by `stop`.
+        """
+        kept = tokens[: self.remaining]
+        end = next((idx for idx, token in enumerate(kept) if token in self.eos_token_ids), None)
+        if end is not None:
+            kept = kept[: end + 1]
+        self.committed += kept
+        self.num_token_steps += 1
+        if end is not None:
+            self.finish_reason = "stop"
+        elif self.remaining == 0:
+            self.finish_reason = "length"
+        self.outbox.put_nowait(TokenDelta(kept, self.finish_reason, self.num_token_steps))
+        return len(kept)

@@ -1,0 +1,104 @@
+"""All SSM workers together: where each request drafts, and the trees that arrive by the deadline.
+
+One SSM (a name) has one or more replicas (workers); a request keeps its replica while that lives, because the draft
+cache is there. Every SSM contributes one tree a request.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from request_manager.manager.drafting import Drafter, DraftWish
+from request_manager.manager.registry import Registry, Worker
+from treecore.messages import RequestId, WorkerId
+from treecore.service.bus import Bus
+from treecore.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of drafting brought. forward_ms: the slowest SSM's time inside forwards."""
+
+    trees: dict[RequestId, list[TokenTree]]
+    forward_ms: float
+
+
+class SsmPool:
+    """Owns the drafters and the placement of requests on them."""
+
+    def __init__(self, bus: Bus, registry: Registry, owner: str) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._owner = owner
+        self._drafters: dict[WorkerId, Drafter] = {}
+        self._ssm_idx: dict[str, int] = {}
+        self._placed: dict[tuple[RequestId, str], WorkerId] = {}
+
+    async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Round:
+        """The trees of all SSMs that answered within `deadline_s`."""
+        lanes = self._lanes(wishes)
+        answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
+        trees: dict[RequestId, list[TokenTree]] = defaultdict(list)
+        for answer in answers:
+            for request_id, tree in answer.trees.items():
+                trees[request_id].append(tree)
+        return Round(trees, max((answer.forward_ms for answer in answers), default=0.0))
+
+    def prime(self, wishes: Sequence[DraftWish]) -> None:
+        """Have the SSMs read prompts while the LLM does."""
+        for drafter, share in self._lanes(wishes):
+            drafter.prime(share)
+
+    def release(self, request_id: RequestId) -> None:
+        """The request is over: forget its placement, and have the workers free its cache with the next message."""
+        for key in [key for key in self._placed if key[0] == request_id]:
+            del self._placed[key]
+        for drafter in self._drafters.values():
+            drafter.release(request_id)
+
+    def flush(self) -> None:
+        """Send what is released now, because no step will carry it."""
+        for drafter in self._drafters.values():
+            drafter.prime(())
+
+    def num_late(self) -> int:
+        """SSM workers that owe an answer whose deadline has passed."""
+        return sum(drafter.is_late for drafter in self._drafters.values())
+
+    def _lanes(self, wishes: Sequence[DraftWish]) -> list[tuple[Drafter, list[DraftWish]]]:
+        self._follow_registry()
+        shares: dict[WorkerId, list[DraftWish]] = defaultdict(list)
+        for replicas in self._replicas().values():
+            for wish in wishes:
+                worker = self._place(wish.request.request_id, replicas)
+                if wish.end + len(wish.expansion) <= worker.announcement.context_len:
+                    shares[worker.worker_id].append(wish)
+        return [(self._drafters[worker_id], share) for worker_id, share in shares.items()]
+
+    def _replicas(self) -> dict[str, list[Worker]]:
+        """Live workers of each SSM. One with another vocabulary than the LLM's cannot draft for it."""
+        found: dict[str, list[Worker]] = defaultdict(list)
+        vocab_sizes = {worker.announcement.vocab_size for worker in self._registry.live("verifier")}
+        for worker in self._registry.live("ssm"):
+            if worker.announcement.vocab_size in vocab_sizes:
+                found[worker.announcement.name].append(worker)
+        return found
+
+    def _place(self, request_id: RequestId, replicas: list[Worker]) -> Worker:
+        key = (request_id, replicas[0].announcement.name)
+        for worker in replicas:
+            if self._placed.get(key) == worker.worker_id:
+                return worker
+        load = Counter(self._placed.values())
+        chosen = min(replicas, key=lambda worker: load[worker.worker_id])
+        self._placed[key] = chosen.worker_id
+        return chosen
+
+    def _follow_registry(self) -> None:
+        live = {worker.worker_id: worker for worker in self._registry.live("ssm")}
+        for worker_id in self._drafters.keys() - live.keys():
+            self._drafters.pop(worker_id).close()
+        for worker_id in live.keys() - self._drafters.keys():
+            ssm_idx = self._ssm_idx.setdefault(live[worker_id].announcement.name, len(self._ssm_idx))
+            self._drafters[worker_id] = Drafter(self._bus, self._owner, worker_id, ssm_idx)

@@ -1,0 +1,51 @@
+"""What one step did and where its time went: the one thing that metrics and benchmarks read."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from treecore.messages import BlockUsage, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Times in ms. draft, verify: from sending to having the answer; *_forward: inside the models' forwards.
+
+    num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
+    at depth i + 1; num_committed tokens are new.
+    """
+
+    num_requests: int
+    num_drafted: int
+    accepted_per_depth: tuple[int, ...]
+    num_committed: int
+    total_ms: float
+    draft_ms: float
+    draft_forward_ms: float
+    verify_ms: float
+    verify_forward_ms: float
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted nodes that became tokens."""
+        return sum(self.accepted_per_depth)
+
+    @property
+    def overhead_ms(self) -> float:
+        """Everything that is not a model forward: bus, codec, sampling, merge, accept, scheduling."""
+        return self.total_ms - self.draft_forward_ms - self.verify_forward_ms
+
+
+class Observer(Protocol):
+    """Who watches the coordinator."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step has been committed."""
+
+    def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:
+        """A worker told its cache's usage."""
+
+    def on_load(self, num_running: int, num_waiting: int) -> None:
+        """Requests entered or left."""
+
+    def on_dropped(self, reason: str) -> None:
+        """An answer could not be used: late, refused, of another step."""

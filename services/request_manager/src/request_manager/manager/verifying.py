@@ -1,0 +1,75 @@
+"""The verifier as the coordinator sees it: one question a step, an answer or None.
+
+Owns which finished requests the verifier has yet to hear of. A death is noticed through the registry, at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from request_manager.manager.registry import Registry, Worker
+from treecore.codec import decode, encode
+from treecore.errors import Unavailable, WireError
+from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, step_subject
+from treecore.service.bus import Bus
+from treecore.service.telemetry import log_event
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_S = 300.0  # bounds what neither broker nor registry noticed
+_RETRY_S = 0.1
+
+
+class VerifierLink:
+    """Talks to the live verifier, one message at a time."""
+
+    def __init__(self, bus: Bus, registry: Registry, owner: str) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._owner = owner
+        self._released: set[RequestId] = set()
+
+    @property
+    def owes_release(self) -> bool:
+        """Whether the verifier still holds requests that are over."""
+        return bool(self._released)
+
+    def release(self, request_id: RequestId) -> None:
+        """Tell the verifier with the next message that the request is over."""
+        self._released.add(request_id)
+
+    async def worker(self) -> Worker | None:
+        """The live verifier, or None after waiting a moment for one."""
+        live = self._registry.live("verifier")
+        if live:
+            return live[0]
+        self._registry.changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._registry.changed.wait(), _RETRY_S)
+        return None
+
+    async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply | None:
+        """The answer, or None if the verifier is gone or out of reach. Asking again is always safe."""
+        request = VerifyRequest(self._owner, tuple(self._released), tuple(items))
+        try:
+            reply = decode(await self._exchange(worker, encode(request)), VerifyReply)
+        except (Unavailable, WireError) as error:
+            log_event(logger, logging.WARNING, "step not verified", worker_id=worker.worker_id, error=error)
+            self._registry.lose(worker.worker_id)
+            return None
+        self._released.difference_update(request.released)
+        return reply
+
+    async def _exchange(self, worker: Worker, body: bytes) -> bytes:
+        subject = step_subject("verifier", worker.worker_id)
+        asking = asyncio.create_task(self._bus.request(subject, body, _DEADLINE_S))
+        gone = asyncio.create_task(worker.gone.wait())
+        try:
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+        finally:
+            asking.cancel()
+            gone.cancel()
+        raise Unavailable("the verifier is gone")

@@ -1,0 +1,101 @@
+"""The process: gateway and manager in one event loop, wired together. The only place that knows all the parts."""
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from request_manager.gateway.app import create_app
+from request_manager.gateway.settings import GatewaySettings
+from request_manager.gateway.text import TextCodec
+from request_manager.manager.coordinator import Coordinator, Policy
+from request_manager.manager.local import LocalManager
+from request_manager.manager.metrics import ManagerMetrics
+from request_manager.manager.registry import Registry, watch
+from request_manager.manager.ssm_pool import SsmPool
+from request_manager.manager.step_record import Observer
+from request_manager.manager.verifying import VerifierLink
+from request_manager.settings import ManagerSettings
+from treecore.errors import ConfigError, InvalidRequest
+from treecore.expand import expansion
+from treecore.service.bus import Bus, NatsBus
+from treecore.service.lifecycle import run_service
+
+
+def policy_of(settings: ManagerSettings) -> Policy:
+    """The coordinator's policy; raises ConfigError if the default tree exceeds its node budget."""
+    try:
+        widths = expansion(settings.widths(), settings.max_tree_nodes)
+    except InvalidRequest as error:
+        raise ConfigError(f"--tree: {error}") from error
+    return Policy(
+        max_batch=settings.max_batch,
+        max_waiting=settings.max_waiting,
+        prefill_rows=settings.prefill_rows,
+        max_tree_nodes=settings.max_tree_nodes,
+        expansion=widths,
+        draft_deadline_s=settings.draft_deadline_s,
+    )
+
+
+def build_coordinator(bus: Bus, registry: Registry, policy: Policy, observer: Observer, owner: str) -> Coordinator:
+    """A coordinator with its links to the workers."""
+    return Coordinator(registry, VerifierLink(bus, registry, owner), SsmPool(bus, registry, owner), policy, observer)
+
+
+async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
+    """Serve HTTP until `stop`, or until a part fails. Raises ConfigError for what start-up refuses."""
+    policy = policy_of(settings)
+    text = TextCodec.from_dir(settings.model)
+    listener = _listen(settings.host, settings.port)
+    owner = f"manager-{secrets.token_hex(4)}"
+    bus = await NatsBus.connect(settings.nats_url, owner, settings.subject_prefix, stop)
+    registry = Registry(asyncio.get_running_loop().time)
+    metrics = CollectorRegistry()
+    coordinator = build_coordinator(bus, registry, policy, ManagerMetrics(metrics), owner)
+    manager = LocalManager(coordinator, registry, policy.max_tree_nodes)
+    app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics)
+    try:
+        await _first_of(_http(app, listener, stop), coordinator.run(), watch(registry, bus, owner))
+    finally:
+        await bus.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+async def _http(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> None:
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # `stop` is ours
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    server.should_exit = True
+    await serving
+
+
+async def _first_of(*parts: Awaitable[None]) -> None:
+    """Run the parts until one ends; stop the others; raise what it raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def main() -> int:
+    """Run the gateway and the manager; returns the exit status."""
+    return run_service("request_manager", ManagerSettings, serve, sys.argv[1:])

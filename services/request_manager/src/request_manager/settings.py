@@ -1,0 +1,39 @@
+"""The request manager's settings: environment (ESPALIER_...) and flags."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from treecore.service.settings import ServiceSettings
+
+
+class ManagerSettings(ServiceSettings):
+    """Flags of `python -m request_manager`: gateway and manager in one process."""
+
+    model: Path = Field(description="directory with the LLM's tokenizer and chat template")
+    name: str = Field("llm", description="the model's name as clients write it")
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    tree: str = Field("2,1", description="default expansion <k1..km>, for example 2,1; empty: no speculation")
+    max_tree_nodes: int = Field(64, ge=1, description="nodes of a tree, the root included")
+    max_batch: int = Field(16, ge=1, description="requests in one step")
+    max_waiting: int = Field(256, ge=1, description="requests that may wait; more are refused with 429")
+    prefill_rows: int = Field(512, ge=1, description="uncached prompt tokens computed in one step")
+    draft_deadline_s: float = Field(0.25, gt=0, description="how long a step waits for drafts")
+
+    @field_validator("tree")
+    @classmethod
+    def _is_expansion(cls, value: str) -> str:
+        widths = expansion_widths(value)
+        if any(width < 1 for width in widths):
+            raise ValueError("widths must be at least 1")
+        return value
+
+    def widths(self) -> tuple[int, ...]:
+        """The default expansion."""
+        return expansion_widths(self.tree)
+
+
+def expansion_widths(text: str) -> tuple[int, ...]:
+    """`2,1` -> (2, 1); raises ValueError."""
+    return tuple(int(part) for part in text.split(",") if part.strip())
