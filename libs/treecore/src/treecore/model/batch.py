@@ -137,7 +137,6 @@ def _columns(segments: list[Segment]) -> Tensor | slice:
 def _visible(segments: list[Segment], num_rows: int) -> Tensor | None:
     width = max(len(segment.column_slots) for segment in segments)
     visible = np.zeros((len(segments), num_rows, width), dtype=np.bool_)
-    visible[:, :, 0] = True  # a padding row must see something: softmax over nothing is NaN
     for row, segment in zip(visible, segments, strict=True):
         shape = (segment.num_rows, len(segment.column_slots))
         row[: shape[0], : shape[1]] = True if segment.visible is None else segment.visible

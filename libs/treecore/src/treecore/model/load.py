@@ -32,7 +32,7 @@ def resolve_model(name_or_path: str) -> Path:
     Downloads safetensors and JSON only, and honours HF_TOKEN. Raises ConfigError, in one line, where there is neither.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if (name_or_path and path.is_dir()) or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name_or_path):
         raise ConfigError(
