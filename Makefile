@@ -1,0 +1,69 @@
+# The two commands for a newcomer are `make demo` and `make test`; each sets up what it needs first.
+#
+#   make demo     set up, get the model, run every part as its own process, print what speculation bought
+#   make test     set up, get the model, run all checks and all tests
+#   make check    formatting, lint, types, import contracts, tests (what CI runs; `make test` includes it)
+#   make format   format the code and mend what the linter can
+#   make setup    the virtual environment .venv with everything in it; done once, again when a version changes
+#
+# Optional variables:
+#   PYTHON=python3.12      which Python makes .venv (default: python3.11, else python3)
+#   TORCH_INDEX_URL=...    one more package index to look for torch in. Machines without an NVIDIA GPU get the CPU build
+#                          of torch (+cpu) wherever an index known to pip, or this one, offers it; only if none does,
+#                          what pip takes for the pinned version.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH_INDEX_URL ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+STAMP := $(VENV)/.setup-done
+MODEL := smollm2-135m-instruct
+
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+PACKAGES := -e 'libs/treecore[model,service]' -e services/request_manager -e services/ssm_worker \
+	-e services/llm_verifier -e 'deploy/local[peers]'
+TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis openai
+PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml)
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check format setup model
+.DEFAULT_GOAL := check
+
+demo: setup model
+	$(BIN)/espalier bench demo
+
+test: setup model
+	$(MAKE) --no-print-directory check
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+model: setup
+	$(BIN)/espalier models fetch $(MODEL)
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt Makefile $(PYPROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed; mend it with: apt install python3.11 python3.11-venv"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+		|| { echo "Python's venv module is missing; mend it with: apt install python3-venv"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch $(TORCH)"
+	@if command -v nvidia-smi >/dev/null; then $(PIP) $(TORCH_INDEX) torch==$(TORCH); \
+		else $(PIP) $(TORCH_INDEX) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) $(TORCH_INDEX) torch==$(TORCH); fi
+	@echo "installing the packages and tools"
+	@$(PIP) -c constraints.txt $(TORCH_INDEX) $(PACKAGES) $(TOOLS)
+	@touch $@

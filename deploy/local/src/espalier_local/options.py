@@ -1,0 +1,73 @@
+"""The flags that describe a system, shared by every subcommand that starts one."""
+
+import argparse
+import os
+from typing import get_args
+
+from espalier_local.cache import ModelCache
+from espalier_local.models import DEFAULT_SSM, KNOWN, NO_SSM, SMOLLM2, resolve_model, resolve_ssms
+from espalier_local.output import StageBars
+from espalier_local.system import Dtype, LogLevel, SystemConfig
+from treecore.errors import ConfigError, InvalidRequest
+from treecore.expand import expansion
+
+_MAX_TREE_NODES = 4096  # a typing error, not a policy: the manager knows its own limit
+
+
+def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel = "warning") -> None:
+    """--model, --ssm, --dtype, --threads, --tree, --log-level."""
+    add = parser.add_argument_group("the system").add_argument
+    add("--model", default=SMOLLM2.name, help=f"{', '.join(KNOWN)}, a directory, a .gguf file or a hub name")
+    add(
+        "--ssm",
+        action="append",
+        help=f"the small model that drafts: a directory (repeatable), '{DEFAULT_SSM}' or '{NO_SSM}'",
+    )
+    add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
+    add("--threads", type=int, default=num_cores(), help="CPU threads of each model process (default: all cores)")
+    add("--tree", type=widths, metavar="K1,K2,..", help="children per node on each level of the token tree")
+    add("--log-level", choices=get_args(LogLevel), default=log_level)
+
+
+def add_listen_options(parser: argparse.ArgumentParser) -> None:
+    """--host and --port of the gateway."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=port, default=8000, help="port to listen on (default 8000; 0: any free one)")
+
+
+def system_config(args: argparse.Namespace) -> SystemConfig:
+    """The system that the flags describe; raises ConfigError in one line. Without --port it takes any free port."""
+    if not 1 <= args.threads <= num_cores():
+        raise ConfigError(f"--threads {args.threads}: this machine has {num_cores()} cores; use 1 to {num_cores()}")
+    with StageBars() as bars:
+        model = resolve_model(args.model, ModelCache.from_environment(), bars)
+    return SystemConfig(
+        model=model,
+        ssms=resolve_ssms(args.ssm or [DEFAULT_SSM], model),
+        dtype=args.dtype,
+        threads=args.threads,
+        host=getattr(args, "host", "127.0.0.1"),
+        port=getattr(args, "port", 0),
+        tree=args.tree,
+        log_level=args.log_level,
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def widths(text: str) -> tuple[int, ...]:
+    """`2,1` as (2, 1); for argparse."""
+    try:
+        return tuple(expansion([int(part) for part in text.split(",")], _MAX_TREE_NODES))
+    except (ValueError, InvalidRequest) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of widths like 2,2,1 ({error})") from error
+
+
+def port(text: str) -> int:
+    """A TCP port; for argparse."""
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port (0 to 65535)")
+    return int(text)
