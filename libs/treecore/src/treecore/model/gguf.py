@@ -1,84 +1,25 @@
-"""GGUF files of the Llama family, as the tensors and the configuration that a Hugging Face checkpoint would hold.
+"""GGUF files: read as a checkpoint, or written out as a Hugging Face directory, tokenizer included. Runs no model.
 
-Knows llama.cpp's names and its order of q and k rows. Writing a checkpoint directory is gguf_convert's.
+The same input gives the same bytes, so that a digest of the result can be pinned. Only byte-level BPE with SmolLM2's
+pre-tokenizer is written: another one would encode text differently without anyone noticing.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from gguf import GGUFReader, dequantize
-from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from treecore.errors import ConfigError
+from treecore.model.gguf_file import GgufFile, hf_config
 from treecore.model.spec import ModelSpec, parse_spec
 
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
-
-class GgufFile:
-    """An open GGUF file: metadata by key, tensors by their Hugging Face names, dequantised to fp16 one at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._reader = _open(path)
-        self._tensors = {hf_name(path, tensor.name): tensor for tensor in self._reader.tensors}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The metadata value at `key`."""
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
-
-    def require(self, key: str) -> Any:
-        """The metadata value at `key`. Raises ConfigError where it is absent."""
-        value = self.get(key)
-        if value is None:
-            raise ConfigError(f"{self.path}: metadata {key} is missing")
-        return value
-
-    def names(self) -> set[str]:
-        """All tensors that the decoder knows a name for."""
-        return set(self._tensors)
-
-    def shape(self, name: str) -> Sequence[int]:
-        """Row-major, as torch states it; GGUF states the fastest dimension first."""
-        return [int(size) for size in reversed(self._tensors[name].shape)]
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor in fp16. Raises ConfigError where a value does not fit."""
-        stored = self._tensors[name]
-        values = dequantize(stored.data, stored.tensor_type).reshape(self.shape(name))
-        half = torch.from_numpy(np.ascontiguousarray(self._row_order(name, values))).half()
-        if not torch.isfinite(half).all():
-            raise ConfigError(f"{self.path}: tensor {stored.name} has values beyond fp16")
-        return half
-
-    def _row_order(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """llama.cpp puts the two halves of a rotated pair side by side; Hugging Face keeps them half a head apart."""
-        if not name.endswith(("q_proj.weight", "k_proj.weight")):
-            return values
-        key = "llama.attention.head_count" + ("_kv" if name.endswith("k_proj.weight") else "")
-        pairs = values.reshape(int(self.require(key)), -1, 2, values.shape[1])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+Progress = Callable[[int, int], None]
 
 
 def read_gguf(path: Path) -> tuple[ModelSpec, GgufFile]:
@@ -87,52 +28,93 @@ def read_gguf(path: Path) -> tuple[ModelSpec, GgufFile]:
     return parse_spec(hf_config(file), name=path.stem), file
 
 
-def hf_name(path: Path, name: str) -> str:
-    """The Hugging Face name of a GGUF tensor."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if match is None or match[2] not in LAYER_NAMES:
-        raise ConfigError(f"{path}: tensor {name} is not part of this architecture")
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.weight"
+def convert_gguf(path: Path, out_dir: Path, progress: Progress | None = None) -> None:
+    """Writes config.json, model.safetensors (fp16), tokenizer.json and tokenizer_config.json to `out_dir`.
+
+    Calls progress(done, total) after each tensor. Raises ConfigError before anything is written where the file, its
+    architecture or its tokenizer is not supported. The weights are written last: where they are, all else is.
+    """
+    file = GgufFile(path)
+    config = hf_config(file)
+    tokenizer, tokenizer_config = tokenizer_json(file), hf_tokenizer_config(file)
+    tensors = _read_tensors(file, progress or (lambda _done, _total: None))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    _write_json(out_dir / "config.json", config)
+    _write_json(out_dir / "tokenizer_config.json", tokenizer_config)
+    _write_json(out_dir / "tokenizer.json", tokenizer)
+    unfinished = out_dir / "model.safetensors.part"
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(out_dir / "model.safetensors")
 
 
-def hf_config(file: GgufFile) -> Mapping[str, Any]:
-    """The config.json that a Hugging Face checkpoint of the same model would have."""
-    if (architecture := file.require("general.architecture")) != "llama":
-        raise ConfigError(f"{file.path}: general.architecture={architecture!r} is not supported (expected 'llama')")
-    if file.get("llama.rope.scaling.type", "none") != "none":
-        raise ConfigError(
-            f"{file.path}: scaled rotary embeddings are not read from GGUF; take the Hugging Face checkpoint"
-        )
-    num_heads = int(file.require("llama.attention.head_count"))
-    hidden_size = int(file.require("llama.embedding_length"))
+def tokenizer_json(file: GgufFile) -> Mapping[str, Any]:
+    """The tokenizer.json of the file's vocabulary and merges: digits one by one, then byte-level BPE, as in SmolLM2."""
+    kind = (file.require("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        raise ConfigError(f"{file.path}: tokenizer {kind} is not converted (only gpt2 with smollm); take the original")
+    tokens: list[str] = file.require("tokenizer.ggml.tokens")
+    types: list[int] = file.require("tokenizer.ggml.token_type")
+    merges: list[str] = file.require("tokenizer.ggml.merges")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    special = [idx for idx, token_type in enumerate(types) if token_type == CONTROL_TOKEN]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float16",
-        "vocab_size": int(file.get("llama.vocab_size") or len(file.require("tokenizer.ggml.tokens"))),
-        "hidden_size": hidden_size,
-        "intermediate_size": int(file.require("llama.feed_forward_length")),
-        "num_hidden_layers": int(file.require("llama.block_count")),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": int(file.get("llama.attention.head_count_kv", num_heads)),
-        "head_dim": int(file.get("llama.rope.dimension_count") or hidden_size // num_heads),
-        "hidden_act": "silu",
-        "max_position_embeddings": int(file.require("llama.context_length")),
-        "rms_norm_eps": float(np.float32(file.require("llama.attention.layer_norm_rms_epsilon"))),
-        "rope_theta": float(file.get("llama.rope.freq_base", 10000.0)),
-        "tie_word_embeddings": "lm_head.weight" not in file.names(),
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added_token(idx, tokens[idx]) for idx in special],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
+        "post_processor": None,
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": _bpe(tokens, merges),
     }
 
 
-def _open(path: Path) -> Any:
-    try:
-        return GGUFReader(path)
-    except Exception as error:  # the reader raises whatever it stumbles over: ValueError, IndexError, OSError
-        raise ConfigError(f"{path}: not a readable GGUF file ({error})") from error
+def hf_tokenizer_config(file: GgufFile) -> Mapping[str, Any]:
+    """The tokenizer_config.json: special tokens by name, the chat template, and nothing that changes the text."""
+    tokens: list[str] = file.require("tokenizer.ggml.tokens")
+    ids = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(file.require("llama.context_length")),
+        **{name: tokens[token_id] for name, token_id in ids.items() if token_id is not None},
+        **({"chat_template": template} if (template := file.get("tokenizer.chat_template")) else {}),
+    }
+
+
+def _added_token(token_id: int, content: str) -> Mapping[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, **flags, "special": True}
+
+
+def _bpe(tokens: list[str], merges: list[str]) -> Mapping[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {token: idx for idx, token in enumerate(tokens)},
+        "merges": [merge.split(" ") for merge in merges],
+    }
+
+
+def _read_tensors(file: GgufFile, progress: Progress) -> dict[str, Tensor]:
+    names = sorted(file.names())
+    tensors = {}
+    for done, name in enumerate(names, start=1):
+        tensors[name] = file.tensor(name)
+        progress(done, len(names))
+    return tensors
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
