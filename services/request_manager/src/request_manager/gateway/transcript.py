@@ -1,0 +1,61 @@
+"""What an answer has said so far, and the numbers that follow from it: usage and the `espalier` object.
+
+Knows token counts and steps; must not know HTTP or the manager.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from request_manager.contract import FinishReason
+from request_manager.gateway.admission import Job
+from request_manager.gateway.choice import ChoiceDelta
+
+
+@dataclass(slots=True)
+class Transcript:
+    """One choice so far. Written by the answer that owns it, by `add` only.
+
+    first_s, last_s: clock readings of its first and latest token.
+    """
+
+    parts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    steps: int = 0
+    finish_reason: FinishReason | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+
+    def add(self, delta: ChoiceDelta, now_s: float) -> None:
+        """Append what a delta brought at `now_s`."""
+        self.parts.append(delta.text)
+        self.tokens.extend(delta.tokens)
+        self.steps, self.finish_reason = delta.steps, delta.finish_reason
+        if delta.tokens:
+            self.first_s = now_s if self.first_s is None else self.first_s
+            self.last_s = now_s
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self.parts)
+
+
+def usage(job: Job, transcripts: Sequence[Transcript]) -> dict[str, int]:
+    """OpenAI's usage object; exact."""
+    completion = sum(len(transcript.tokens) for transcript in transcripts)
+    return {
+        "prompt_tokens": job.prompt_len,
+        "completion_tokens": completion,
+        "total_tokens": job.prompt_len + completion,
+    }
+
+
+def extension(job: Job, transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """The `espalier` object: the seed that replays the answer, LLM steps of all choices, tokens a step."""
+    steps = sum(transcript.steps for transcript in transcripts)
+    tokens = sum(len(transcript.tokens) for transcript in transcripts)
+    shown: dict[str, Any] = {"seed": job.seed, "steps": steps, "tokens_per_step": tokens / steps if steps else 0.0}
+    if job.shows_token_ids:
+        shown["token_ids"] = [transcript.tokens for transcript in transcripts]
+    return shown
