@@ -49,9 +49,9 @@ def decode(body: bytes, expected: type[M]) -> M:
         raise WireError(f"not msgpack: {error}") from error
     if not isinstance(parts, list) or len(parts) < 2:
         raise WireError("not a message")
-    if parts[1] != VERSION:
+    if type(parts[1]) is not int or parts[1] != VERSION:
         raise WireError(f"protocol version {parts[1]!r}, this is {VERSION}")
-    kind = _KINDS.get(parts[0]) if isinstance(parts[0], int) else None
+    kind = _KINDS.get(parts[0]) if type(parts[0]) is int else None
     if kind is not expected:
         raise WireError(f"{kind.__name__ if kind else f'tag {parts[0]!r}'} where {expected.__name__} was due")
     message: M = _reader(cast(Any, expected))(parts[2:])
@@ -87,7 +87,7 @@ def _reader(kind: Any) -> Reader:
         return _literal_reader(get_args(kind))
     if origin in (types.UnionType, Union):
         return _optional_reader(_reader(get_args(kind)[0]))
-    return _scalar_reader(kind)
+    return _read_float if kind is float else _scalar_reader(kind)
 
 
 def _dataclass_reader(kind: Any) -> Reader:
@@ -97,7 +97,10 @@ def _dataclass_reader(kind: Any) -> Reader:
     def read(values: Any) -> Any:
         if not isinstance(values, list) or len(values) != len(readers):
             raise WireError(f"{kind.__name__} needs {len(readers)} fields")
-        return kind(*[reader(value) for reader, value in zip(readers, values, strict=True)])
+        try:
+            return kind(*[reader(value) for reader, value in zip(readers, values, strict=True)])
+        except ValueError as error:  # the type's own check
+            raise WireError(str(error)) from error
 
     return read
 
@@ -131,6 +134,13 @@ def _scalar_reader(kind: type) -> Reader:
         return value
 
     return read
+
+
+def _read_float(value: Any) -> Any:
+    """A whole number is a float too: Python and mypy take one for the other."""
+    if type(value) not in (float, int):
+        raise WireError(f"float was due, not {type(value).__name__}")
+    return float(value)
 
 
 def _read_tokens(value: Any) -> Any:

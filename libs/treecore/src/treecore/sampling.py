@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from treecore.noise import GUMBEL_MAX, Seed, gumbel
 
+_MIN_TEMPERATURE = np.finfo(np.float32).tiny  # what fp32 would round to 0 is as good as greedy
 _FIRST_LOOK = 64  # candidates whose noise is drawn first; the best of them rules out most of the rest
 
 
@@ -21,13 +22,24 @@ _FIRST_LOOK = 64  # candidates whose noise is drawn first; the best of them rule
 class SamplingParams:
     """How a request's tokens are chosen. Validated at the gateway; travels once per request and worker.
 
-    temperature 0 means greedy. top_k 0 and top_p 1 mean off. seed: 64 bits, unsigned.
+    temperature 0 means greedy. top_k 0 and top_p 1 mean off. seed: 64 bits, unsigned. Raises ValueError for values
+    that no worker could compute with.
     """
 
     temperature: float
     top_k: int
     top_p: float
     seed: Seed
+
+    def __post_init__(self) -> None:
+        is_possible = (
+            0.0 <= self.temperature < np.inf
+            and 0 <= self.top_k < 2**63
+            and 0.0 <= self.top_p <= 1.0
+            and 0 <= self.seed < 2**64
+        )
+        if not is_possible:
+            raise ValueError(f"impossible sampling parameters: {self}")
 
     @property
     def is_greedy(self) -> bool:
@@ -69,12 +81,19 @@ def processed(logits: NDArray[np.float32], token_ids: NDArray[np.int32] | None, 
     ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
     if params.is_greedy:
         return Distribution(ids, logits)
-    law = Distribution(ids, logits / np.float32(params.temperature))
+    law = Distribution(ids, _scaled(logits, params.temperature))
     if 0 < params.top_k < len(ids):
         law = _keep(law, _top_indices(law.logp, params.top_k))
     if params.top_p < 1.0:
         law = _keep(law, _nucleus(law.logp, params.top_p))
     return law
+
+
+def _scaled(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    """(logits - max) / temperature: the best token is at 0, so that no temperature, however small, makes inf - inf."""
+    with np.errstate(over="ignore"):
+        scaled: NDArray[np.float32] = (logits - logits.max()) / max(np.float32(temperature), _MIN_TEMPERATURE)
+    return scaled
 
 
 def _keep(law: Distribution, indices: NDArray[np.intp]) -> Distribution:
@@ -105,7 +124,8 @@ def _nucleus(logp: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
 
 
 def _top(token_ids: NDArray[np.int32], scores: NDArray[np.float32], count: int) -> NDArray[np.int32]:
-    return token_ids[_top_indices(scores, count)]
+    best = _top_indices(scores, count)
+    return token_ids[best[scores[best] > -np.inf]]  # p = 0 is no token, however few others there are
 
 
 def _top_noisy(law: Distribution, seed: Seed, position: int, count: int) -> NDArray[np.int32]:
