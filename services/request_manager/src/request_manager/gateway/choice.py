@@ -36,7 +36,10 @@ class ChoiceText:
         self._eos = frozenset(eos_token_ids)
 
     def advance(self, delta: TokenDelta) -> ChoiceDelta:
-        """What this delta adds. Tokens behind an EOS or a completed stop string are neither text nor counted."""
+        """What this delta adds. Tokens behind an EOS or a completed stop string are neither text nor counted.
+
+        Not to be called again after a finish reason.
+        """
         text: list[str] = []
         for count, token in enumerate(delta.tokens, 1):
             if token in self._eos:
