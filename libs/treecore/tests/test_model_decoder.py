@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from treecore.model import linear, load
 from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
+from treecore.model.linear import Precision
 from treecore.model.load import load_decoder
+from treecore.model.norm import RmsNorm
 from treecore.model.sequence import SequenceCache
 from treecore.testing.checkpoints import write_tiny_draft, write_tiny_llama
 
@@ -231,6 +234,31 @@ def test_bfloat16_rounds_the_weights(tmp_path: Path) -> None:
     runner.cache.advance("a", 0, tokens)
     tolerance = 1e-4 if decoder.activation_dtype is torch.float32 else 0.3
     assert_close(runner.pending("a"), reference(model, tokens)[-1:], tolerance)
+
+
+def test_bfloat16_activations_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CPU with bf16 kernels runs, but with torch's own linears: near fp32, and a cache of half the size."""
+    bfloat16 = Precision(torch.bfloat16, torch.bfloat16, torch.device("cpu"))
+    monkeypatch.setattr(load, "choose_precision", lambda _dtype, _device: bfloat16)
+    monkeypatch.setattr(linear, "pack_onednn", linear.PlainLinear)
+    path = write_tiny_llama(tmp_path)
+    runner, tokens = Runner(load_decoder(path, dtype="bfloat16")), random_tokens(3, 30)
+    assert runner.pool.kv.dtype is torch.bfloat16
+    runner.cache.advance("a", 0, tokens)
+    runner.cache.extend("a", [7, 8, 9], [0, 0, 2])
+    texts = [tokens + path for path in ([], [7], [8], [8, 9])]
+    assert_close(runner.pending("a"), last_logits(load_reference(path), texts), 0.3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 33])
+def test_the_norm_is_that_of_torch(num_rows: int) -> None:
+    """Within fp32 rounding; zeros stay zeros; rows do not depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(40, 32, generator=generator), torch.randn(32, generator=generator)
+    x[0] = 0
+    norm = RmsNorm.of(weight, 1e-5)
+    assert_close(norm(x[:num_rows]), torch.nn.functional.rms_norm(x[:num_rows], (32,), weight, 1e-5), 1e-5)
+    assert torch.equal(norm(x)[:num_rows], norm(x[:num_rows]))
 
 
 def test_a_draft_takes_embedding_and_head_rows_from_its_teacher(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ def attend(q: Tensor, kv: Tensor, plans: Sequence[AttentionPlan]) -> Tensor:
 
     q is [R, num_heads, D], kv one layer of the pool, [num_slots, 2, num_kv_heads, D].
     """
-    outputs = [_attend_group(q[plan.group.rows], kv, plan) for plan in plans]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if len(plans) == 1:
+        return _attend_group(q, kv, plans[0])
+    return torch.cat([_attend_group(q[plan.group.rows], kv, plan) for plan in plans])
 
 
 def _attend_group(q: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:

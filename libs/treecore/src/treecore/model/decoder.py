@@ -12,6 +12,7 @@ from treecore.model.attention import AttentionPlan, attend, plan_attention
 from treecore.model.batch import ForwardBatch
 from treecore.model.kv_pool import KvPool
 from treecore.model.linear import Linear, Precision
+from treecore.model.norm import RmsNorm
 from treecore.model.rope import rotate, rotation_table
 from treecore.model.spec import ModelSpec
 
@@ -20,10 +21,10 @@ from treecore.model.spec import ModelSpec
 class Layer:
     """One layer's weights; q, k, v are one matrix, and so are gate and up."""
 
-    input_norm: Tensor
+    input_norm: RmsNorm
     qkv: Linear
     attention_out: Linear
-    mlp_norm: Tensor
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -37,7 +38,7 @@ class Weights:
 
     embedding: Tensor
     layers: tuple[Layer, ...]
-    norm: Tensor
+    norm: RmsNorm
     head: Linear
     output_token_ids: NDArray[np.int32] | None
 
@@ -75,20 +76,18 @@ class Decoder:
             x += self._attention(layer, x, turns, slots, pool.layer(layer_idx), plans)
             x += self._mlp(layer, x)
         wanted = x.index_select(0, batch.logit_rows.to(self.device))
-        return self._weights.head(self._norm(wanted, self._weights.norm)).float()
+        return self._weights.head(self._weights.norm(wanted)).float()
 
     def _attention(
         self, layer: Layer, x: Tensor, turns: Tensor, slots: Tensor, kv: Tensor, plans: list[AttentionPlan]
     ) -> Tensor:
         num_heads, num_kv_heads, head_dim = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(len(x), -1, head_dim)
+        qkv = layer.qkv(layer.input_norm(x)).view(len(x), -1, head_dim)
         rotate(qkv[:, : num_heads + num_kv_heads], turns)
-        kv.index_copy_(0, slots, qkv[:, num_heads:].view(len(x), 2, num_kv_heads, head_dim))
-        return layer.attention_out(attend(qkv[:, :num_heads], kv, plans))
+        q, new_kv = torch.split(qkv, [num_heads, 2 * num_kv_heads], dim=1)
+        kv.index_copy_(0, slots, new_kv.view(len(x), 2, num_kv_heads, head_dim))
+        return layer.attention_out(attend(q, kv, plans))
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=1)
+        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)
         return layer.down(F.silu(gate).mul_(up))
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.spec.hidden_size,), weight, self.spec.rms_eps)

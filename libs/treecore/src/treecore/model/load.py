@@ -15,6 +15,7 @@ from treecore.model.checkpoint import Checkpoint, SafetensorsCheckpoint
 from treecore.model.decoder import Decoder, Layer, Weights
 from treecore.model.gguf import read_gguf
 from treecore.model.linear import DType, Linear, Precision, choose_precision, pack_linear
+from treecore.model.norm import RmsNorm
 from treecore.model.rope import interleave_pairs
 from treecore.model.spec import ModelSpec, read_spec
 
@@ -60,7 +61,7 @@ def load_decoder(path: Path, *, dtype: DType, embedding_from: Path | None = None
     weights = Weights(
         embedding=_round_embedding(embedding, precision),
         layers=tuple(_layer(spec, checkpoint, layer_idx, precision) for layer_idx in range(spec.num_layers)),
-        norm=_norm(checkpoint.tensor(NORM), precision),
+        norm=_norm(checkpoint.tensor(NORM), spec, precision),
         head=pack_linear(head if token_ids is None else head[torch.from_numpy(token_ids).long()], precision),
         output_token_ids=token_ids,
     )
@@ -163,17 +164,17 @@ def _layer(spec: ModelSpec, checkpoint: Checkpoint, layer_idx: int, precision: P
 
     q, k = (interleave_pairs(read(f"self_attn.{name}_proj"), spec.head_dim) for name in "qk")
     return Layer(
-        input_norm=_norm(read("input_layernorm"), precision),
+        input_norm=_norm(read("input_layernorm"), spec, precision),
         qkv=pack(q, k, read("self_attn.v_proj")),
         attention_out=pack(read("self_attn.o_proj")),
-        mlp_norm=_norm(read("post_attention_layernorm"), precision),
+        mlp_norm=_norm(read("post_attention_layernorm"), spec, precision),
         gate_up=pack(read("mlp.gate_proj"), read("mlp.up_proj")),
         down=pack(read("mlp.down_proj")),
     )
 
 
-def _norm(weight: Tensor, precision: Precision) -> Tensor:
-    return weight.to(precision.weight).to(precision.device, precision.activation)
+def _norm(weight: Tensor, spec: ModelSpec, precision: Precision) -> RmsNorm:
+    return RmsNorm.of(weight.to(precision.device, precision.weight), spec.rms_eps)
 
 
 def _round_embedding(embedding: Tensor, precision: Precision) -> Tensor:
