@@ -134,4 +134,8 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 def test_every_subcommand_has_help() -> None:
     """And names itself in it."""
     text = build_parser().format_help()
-    assert all(name in text for name in ("up", "generate", "models", "doctor"))
+    for name in ("up", "generate", "bench", "models", "doctor"):
+        assert f"\n    {name}" in text
+        with pytest.raises(SystemExit) as caught:
+            build_parser([name]).parse_args([name, "--help"])
+        assert caught.value.code == 0

@@ -4,24 +4,24 @@ Whatever goes wrong is one line on stderr: exit status 1 for what cannot be done
 """
 
 import argparse
-import importlib.util
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from espalier_local import catalogue, doctor, generate, up
-from espalier_local.output import tell
 from treecore.errors import EspalierError
 
 _INTERRUPTED = 130
+_COMMANDS = {"up": "up", "generate": "generate", "bench": "bench", "models": "catalogue", "doctor": "doctor"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status and raises nothing but SystemExit for wrong usage."""
-    args = build_parser().parse_args(argv)
     logging.getLogger().addHandler(logging.NullHandler())  # what matters to the user is told, not logged
     try:
+        arguments = sys.argv[1:] if argv is None else argv
+        args = build_parser(arguments[:1]).parse_args(arguments)
         return int(args.run(args))
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -29,18 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_stdout()
         return 1
     except (EspalierError, OSError) as error:
-        tell(" ".join(str(error).split()))
+        print("espalier:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line with the wanted subcommand, or with all of them if it is none of ours.
+
+    Modules are imported only here: one subcommand does not wait for another's imports, and Ctrl-C meanwhile is quiet.
+    """
     parser = argparse.ArgumentParser(prog="espalier", description="LLM serving with tree-based speculative decoding.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (up, generate, catalogue, doctor):
-        command.add_parser(commands)
-    if importlib.util.find_spec("espalier_local.bench") is not None:
-        importlib.import_module("espalier_local.bench").add_parser(commands)
+    for name in [name for name in wanted if name in _COMMANDS] or _COMMANDS:
+        importlib.import_module(f"espalier_local.{_COMMANDS[name]}").add_parser(commands)
     return parser
 
 

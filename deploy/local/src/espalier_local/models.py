@@ -65,7 +65,10 @@ SMOLLM2 = KnownModel(
         gguf=Pin("SmolLM2-135M-Instruct.Q4_1.gguf", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
         needed_bytes=700_000_000,
     ),
-    converted=(),
+    converted=(
+        Pin("model.safetensors", "d8d8571b3af99053c8ad455ce009d8479eec5da515f80a417c075d0a7f317904"),
+        Pin("tokenizer.json", "4be945b54fad0d9f0c306f2808bb12835d7587e2735b19abac0f7534511144bb"),
+    ),
     ssm="smollm2-135m-draft",
 )
 

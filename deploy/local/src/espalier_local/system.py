@@ -119,6 +119,7 @@ class LocalSystem:
         self._addresses: Addresses | None = None
         self._alarm: asyncio.Task[None] | None = None
         self._lost: ChildFailed | None = None
+        self._is_quiet = False
 
     async def __aenter__(self) -> "LocalSystem":
         """See the class."""
@@ -126,6 +127,7 @@ class LocalSystem:
             self._addresses = self._reserve()
             await self._start(self._addresses)
         except BaseException:
+            self._is_quiet = True  # the error is the last word, not what the others say as they go
             await self._stop()
             raise
         self._alarm = asyncio.create_task(self._cancel_on_failure(asyncio.current_task()))
@@ -240,7 +242,7 @@ class LocalSystem:
             waiting.discard(child_name)
 
     def _log(self, name: str, line: str) -> None:
-        if name == broker.NAME and "[INF]" in line and self._config.log_level != "debug":
+        if self._is_quiet or (name == broker.NAME and "[INF]" in line and self._config.log_level != "debug"):
             return
         self._sink(name, line)
 
