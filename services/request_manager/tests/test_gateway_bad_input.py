@@ -301,13 +301,16 @@ async def test_overload_of_one_choice_cancels_the_others() -> None:
     assert manager.num_open == 0
 
 
-def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Good values are read; a typo or a bad value is an error that names it."""
-    monkeypatch.setenv("ESPALIER_GATEWAY_MODEL_ALIASES", '["a", "b"]')
-    assert GatewaySettings.from_env().model_aliases == ("a", "b")
-    monkeypatch.setenv("ESPALIER_GATEWAY_MAX_BODY_BYTES", "0")
-    with pytest.raises(ConfigError, match="max_body_bytes"):
-        GatewaySettings.from_env()
-    monkeypatch.setenv("ESPALIER_GATEWAY_MAX_BODY_BITES", "1")
-    with pytest.raises(ConfigError, match="ESPALIER_GATEWAY_MAX_BODY_BITES"):
-        GatewaySettings.from_env()
+def test_settings_from_the_environment() -> None:
+    """Good values are read, other programs' variables are not ours."""
+    environ = {"ESPALIER_GATEWAY_MODEL_ALIASES": "a, b", "ESPALIER_GATEWAY_BODY_TIMEOUT_S": "2.5", "HOME": "/"}
+    read = GatewaySettings.from_env(environ)
+    assert (read.model_aliases, read.body_timeout_s) == (("a", "b"), 2.5)
+    assert GatewaySettings.from_env({}) == GatewaySettings()
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_BODY_BYTES", "0"), ("MAX_BODY_BITES", "1"), ("MODEL_ALIASES", "a,")])
+def test_bad_settings_are_named(name: str, value: str) -> None:
+    """A typo or a bad value is an error that names the variable."""
+    with pytest.raises(ConfigError, match=f"ESPALIER_GATEWAY_{name}: "):
+        GatewaySettings.from_env({f"ESPALIER_GATEWAY_{name}": value})

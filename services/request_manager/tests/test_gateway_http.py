@@ -224,12 +224,6 @@ async def test_unseeded_requests_differ() -> None:
     assert told[0] != told[1]
 
 
-async def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
-    """fp32 logits divided by it would be no numbers."""
-    (generation,) = await asked(COMPLETIONS, completion(temperature=1e-40))
-    assert generation.params.is_greedy
-
-
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [({"max_tokens": 3}, 3), ({"max_completion_tokens": 4}, 4), ({"max_tokens": 3, "max_completion_tokens": 4}, 4)],

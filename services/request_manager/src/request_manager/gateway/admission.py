@@ -16,8 +16,6 @@ from treecore.messages import RequestId
 from treecore.noise import Seed, choice_seed
 from treecore.sampling import SamplingParams
 
-GREEDY_BELOW = 1e-5  # a temperature that fp32 logits cannot be divided by is the limit that it stands for
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -123,7 +121,7 @@ def _tree(fields: GenerationRequest, card: ModelCard) -> Expansion | None:
 
 def _params(fields: GenerationRequest, seed: Seed, card: ModelCard) -> SamplingParams:
     return SamplingParams(
-        temperature=fields.temperature if fields.temperature >= GREEDY_BELOW else 0.0,
+        temperature=fields.temperature,
         top_k=min(fields.top_k, card.vocab_size),
         top_p=fields.top_p,
         seed=seed,

@@ -1,38 +1,40 @@
-"""The gateway's settings: environment only, prefix ESPALIER_GATEWAY_. Knows nothing of models or managers."""
+"""The gateway's settings, from variables with the prefix ESPALIER_GATEWAY_. Knows nothing of models or managers."""
 
-import os
+from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treecore.errors import ConfigError
 
 ENV_PREFIX = "ESPALIER_GATEWAY_"
 
 
-class GatewaySettings(BaseSettings):
-    """What an operator may set; lists are JSON in the environment.
+def _names(value: object) -> object:
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+
+class GatewaySettings(BaseModel):
+    """What an operator may set. The constructor reads nothing but its arguments.
 
     max_body_bytes: larger request bodies get 413. body_timeout_s: a body that takes longer to arrive gets 400.
-    model_aliases: names that clients may use besides the model's own.
+    model_aliases: names that clients may use besides the model's own; comma-separated in the environment.
     max_choices: prompts times n in one request.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_body_bytes: int = Field(default=4 * 2**20, gt=0)
     body_timeout_s: float = Field(default=30.0, gt=0)
-    model_aliases: tuple[str, ...] = ()
+    model_aliases: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_names)] = ()
     max_choices: int = Field(default=128, gt=0)
 
     @classmethod
-    def from_env(cls) -> "GatewaySettings":
-        """The settings of this process. Raises ConfigError naming an unknown or bad variable."""
-        known = {ENV_PREFIX + name.upper() for name in cls.model_fields}
-        for name in os.environ:
-            if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
-                raise ConfigError(f"unknown setting {name}")
+    def from_env(cls, environ: Mapping[str, str]) -> "GatewaySettings":
+        """The settings in `environ`. Raises ConfigError naming an unknown or bad variable."""
+        ours = [name.removeprefix(ENV_PREFIX) for name in environ if name.startswith(ENV_PREFIX)]
         try:
-            return cls()
-        except ValueError as error:
-            raise ConfigError(f"bad gateway setting: {error}") from error
+            return cls.model_validate({name.lower(): environ[ENV_PREFIX + name] for name in ours})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"{ENV_PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from error
