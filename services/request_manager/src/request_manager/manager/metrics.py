@@ -5,7 +5,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from request_manager.manager.step_record import StepRecord
 from treecore.messages import BlockUsage, WorkerId
 
-_STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_STEP_BUCKETS_MS = (
+    *(0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100),
+    *(150, 200, 300, 500, 1000, 2000, 5000),
+)
+_STEP_BUCKETS_S = tuple(bound / 1000 for bound in _STEP_BUCKETS_MS)
 _MAX_DEPTH_LABEL = 16
 
 

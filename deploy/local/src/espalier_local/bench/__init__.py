@@ -1,0 +1,13 @@
+"""`espalier bench`: every claim of speed or identity, as a command that anyone can run."""
+
+import argparse
+
+from espalier_local.bench import demo, forward, identity, latency, overhead
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the subcommand and its own subcommands."""
+    parser = commands.add_parser("bench", help="measure this machine; medians and ratios of one run")
+    benches = parser.add_subparsers(metavar="BENCH", required=True)
+    for bench in (demo, latency, identity, overhead, forward):
+        bench.add_parser(benches)
