@@ -3,7 +3,7 @@
 Token ids only. In one process the manager is called directly; as two deployments the same calls travel over NATS.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -61,8 +61,8 @@ class Manager(Protocol):
     def is_ready(self) -> bool:
         """Whether a token can be produced now."""
 
-    def generate(self, generation: Generation) -> AsyncIterator[TokenDelta]:
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenDelta]:
         """Admit the request and yield its tokens as they are committed.
 
-        Raises Overloaded (nothing admitted) at the first `anext`. Closing the iterator cancels the request.
+        Raises Overloaded (nothing admitted) at the first `anext`. Closing the generator cancels the request.
         """

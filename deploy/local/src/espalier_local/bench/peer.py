@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from treecore.errors import ConfigError
 
@@ -27,14 +28,15 @@ class TransformersPeer:
 
         torch.set_num_threads(threads)
         self._torch = torch
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model_dir)
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
 
     def encode_chat(self, prompt: str) -> list[int]:
         """The prompt's tokens behind the model's chat template."""
         turns = [{"role": "user", "content": prompt}]
-        encoded = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-        return list(encoded["input_ids"])
+        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def generate(self, prompt: str, max_tokens: int) -> PeerAnswer:
         """The greedy answer to a user's message."""

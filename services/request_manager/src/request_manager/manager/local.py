@@ -1,6 +1,6 @@
 """The manager as the gateway's seam sees it, in the gateway's own process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from request_manager.contract import Generation, ModelCard, TokenDelta
 from request_manager.manager.coordinator import Coordinator
@@ -41,7 +41,7 @@ class LocalManager:
         """See contract.Manager."""
         return bool(self._registry.live("verifier"))
 
-    async def generate(self, generation: Generation) -> AsyncIterator[TokenDelta]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[TokenDelta]:
         """See contract.Manager."""
         request = self._coordinator.submit(generation, self.card().eos_token_ids)
         try:
