@@ -1,6 +1,8 @@
-"""What every test of the repository shares: property tests have no deadline, because CI machines stall."""
+"""What every test of the repository shares: property tests without deadlines (CI machines stall), and a real broker."""
 
 from hypothesis import settings
+
+pytest_plugins = ("treecore.testing.nats",)
 
 settings.register_profile("espalier", deadline=None)
 settings.load_profile("espalier")

@@ -20,6 +20,8 @@ from treecore.service.telemetry import log_event
 
 logger = logging.getLogger(__name__)
 
+NO_MESSAGE = b""  # the reply to what is no message: a WireError for the caller at once, not silence until its deadline
+
 StepRequest = TypeVar("StepRequest", DraftRequest, VerifyRequest)
 Step = Callable[[StepRequest], DraftReply | VerifyReply]
 
@@ -58,7 +60,7 @@ async def serve_steps(
                 request = decode(body, kind)
             except WireError as error:
                 log_event(logger, logging.WARNING, "step refused", error=error)
-                return None
+                return NO_MESSAGE
             try:
                 return encode(await loop.run_in_executor(thread, step, request))
             except Exception as error:  # a bug of ours: state may be broken, so the process ends and starts afresh

@@ -7,8 +7,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
+
+import numpy as np
 
 from request_manager.contract import Generation
 from request_manager.manager.drafting import DraftWish
@@ -29,6 +32,8 @@ from treecore.tree import TokenTree
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1
+_RELEASE_RETRY_S = 0.1
+_MAX_FRUITLESS = 5  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
 Trees = dict[RequestId, TokenTree]
 
@@ -153,9 +158,12 @@ class Coordinator:
 
     async def _idle(self, worker: Worker) -> None:
         """No step is due: have finished requests freed, then sleep until there is work."""
-        if self._waiting:  # nobody runs and the first does not fit: it never will
+        if self._waiting and not self._running:  # the first does not fit: it never will
             request = self._waiting.popleft()
             request.outbox.put_nowait(Unavailable("the request does not fit into the verifier's cache"))
+            return
+        if self._running:  # nobody takes part: a smaller verifier took over
+            self._fail(next(iter(self._running.values())), "it does not fit into the verifier's cache")
             return
         self._ssms.flush()
         if self._verifier.owes_release:
@@ -164,7 +172,8 @@ class Coordinator:
                 self._observer.on_blocks(reply.worker_id, reply.blocks)
             return
         self._wake.clear()
-        await self._wake.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), _RELEASE_RETRY_S if self._ssms.owes_release else None)
 
     # -- draft and merge ----------------------------------------------------------------------------------------------
 
@@ -219,20 +228,33 @@ class Coordinator:
             request = self._running[item.request_id]
             answer = answers.get(item.request_id)
             if answer is None or answer.step != request.step:
-                self._observer.on_dropped("other_step")
-            elif isinstance(answer, VerifiedItem) and len(answer.tokens) != _num_answers(item, trees):
-                self._observer.on_dropped("malformed_message")
+                self._drop(request, "other_step")
             elif isinstance(answer, RefusedItem):
-                self._observer.on_dropped(answer.reason)
                 request.holds(worker.worker_id, min(answer.held_len, request.committed_len - 1))
+                self._drop(request, answer.reason)
+            elif not _is_sound(answer, _num_answers(item, trees), worker.announcement.vocab_size):
+                self._drop(request, "malformed_message")
             else:
                 accepted += self._commit_item(request, worker, item, trees[item.request_id], answer)
         return accepted
+
+    def _drop(self, request: Request, reason: str) -> None:
+        """An answer that cannot be used; the step is planned again, but not for ever."""
+        self._observer.on_dropped(reason)
+        request.num_fruitless += 1
+        if request.num_fruitless > _MAX_FRUITLESS:
+            self._fail(request, f"the verifier cannot serve it ({reason})")
+
+    def _fail(self, request: Request, reason: str) -> None:
+        log_event(logger, logging.WARNING, "request failed", request_id=request.request_id, reason=reason)
+        request.outbox.put_nowait(Unavailable(f"the request failed: {reason}"))
+        self._forget(request)
 
     def _commit_item(
         self, request: Request, worker: Worker, item: PlannedItem, tree: TokenTree, answer: VerifiedItem
     ) -> list[Accepted]:
         request.holds(worker.worker_id, item.end)
+        request.num_fruitless = 0
         request.step += 1
         if not item.is_complete:
             return []
@@ -256,6 +278,12 @@ class Coordinator:
 
 def _num_answers(item: PlannedItem, trees: Trees) -> int:
     return len(trees[item.request_id]) if item.is_complete else 0
+
+
+def _is_sound(answer: VerifiedItem, num_answers: int, vocab_size: int) -> bool:
+    """Whether it has a token of the vocabulary for each node."""
+    tokens = answer.tokens
+    return len(tokens) == num_answers and not np.any((tokens < 0) | (tokens >= vocab_size))
 
 
 def _per_depth(accepted: Sequence[Accepted]) -> tuple[int, ...]:

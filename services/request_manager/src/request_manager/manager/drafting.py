@@ -8,11 +8,22 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from request_manager.manager.request import Request
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
 from treecore.expand import Expansion
-from treecore.messages import DraftItem, DraftReply, DraftRequest, RequestId, WorkerId, join_tree, step_subject
+from treecore.messages import (
+    DraftedItem,
+    DraftItem,
+    DraftReply,
+    DraftRequest,
+    RequestId,
+    WorkerId,
+    join_tree,
+    step_subject,
+)
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
 from treecore.tree import TokenTree
@@ -42,14 +53,22 @@ class Drafts:
 NOTHING = Drafts({}, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftLink:
+    """How one SSM worker is reached, and what is known of its model."""
+
+    bus: Bus
+    owner: str
+    worker_id: WorkerId
+    ssm_idx: int
+    vocab_size: int
+
+
 class Drafter:
     """Talks to one SSM worker, one message at a time."""
 
-    def __init__(self, bus: Bus, owner: str, worker_id: WorkerId, ssm_idx: int) -> None:
-        self._bus = bus
-        self._owner = owner
-        self._worker_id = worker_id
-        self._ssm_idx = ssm_idx
+    def __init__(self, link: DraftLink) -> None:
+        self._link = link
         self._held: dict[RequestId, int] = {}
         self._released: set[RequestId] = set()
         self._in_flight: asyncio.Task[Drafts] | None = None
@@ -59,6 +78,11 @@ class Drafter:
     def is_late(self) -> bool:
         """Whether it still owes an answer whose deadline has passed."""
         return self._is_late and self._is_busy
+
+    @property
+    def owes_release(self) -> bool:
+        """Whether the worker may still hold requests that are over."""
+        return bool(self._released) or self._is_busy
 
     @property
     def _is_busy(self) -> bool:
@@ -100,12 +124,12 @@ class Drafter:
         return not self._is_late
 
     def _send(self, wishes: Sequence[DraftWish]) -> None:
-        request = DraftRequest(self._owner, tuple(self._released), tuple(self._item(wish) for wish in wishes))
+        request = DraftRequest(self._link.owner, tuple(self._released), tuple(self._item(wish) for wish in wishes))
         self._released.clear()
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:
             self._held[request_id] = 0  # until the answer says otherwise: whatever happens, sending all again is right
-        self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self._worker_id}")
+        self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self._link.worker_id}")
 
     def _item(self, wish: DraftWish) -> DraftItem:
         request = wish.request
@@ -121,10 +145,10 @@ class Drafter:
 
     async def _exchange(self, request: DraftRequest, sent: dict[RequestId, DraftWish]) -> Drafts:
         try:
-            subject = step_subject("ssm", self._worker_id)
-            reply = decode(await self._bus.request(subject, encode(request), _LOST_S), DraftReply)
+            subject = step_subject("ssm", self._link.worker_id)
+            reply = decode(await self._link.bus.request(subject, encode(request), _LOST_S), DraftReply)
         except (Unavailable, WireError) as error:
-            log_event(logger, logging.WARNING, "no draft", worker_id=self._worker_id, error=error)
+            log_event(logger, logging.WARNING, "no draft", worker_id=self._link.worker_id, error=error)
             self._released.update(request.released)
             return NOTHING
         trees = {}
@@ -134,9 +158,12 @@ class Drafter:
                 continue
             self._held[item.request_id] = wish.end
             try:
-                trees[item.request_id] = join_tree(
-                    wish.request.committed[wish.end - 1], item.tokens, item.parents, self._ssm_idx
-                )
+                trees[item.request_id] = self._tree(wish.request.committed[wish.end - 1], item)
             except WireError as error:
-                log_event(logger, logging.WARNING, "draft is no tree", worker_id=self._worker_id, error=error)
+                log_event(logger, logging.WARNING, "draft is no tree", worker_id=self._link.worker_id, error=error)
         return Drafts(trees, reply.forward_ms)
+
+    def _tree(self, root: int, item: DraftedItem) -> TokenTree:
+        if np.any(item.tokens >= self._link.vocab_size):
+            raise WireError("a token id outside the vocabulary")  # the verifier would refuse the whole item for it
+        return join_tree(root, item.tokens, item.parents, self._link.ssm_idx)

@@ -17,6 +17,7 @@ class Request:
     """A request from admission to its last token.
 
     committed: prompt and output. step: the step in progress, counted per request, repeated when a step is retried.
+    num_fruitless: steps in a row whose answer for this request could not be used.
     verifier_id, verified_len: which verifier holds how many committed tokens, as far as the manager knows.
     """
 
@@ -26,6 +27,7 @@ class Request:
     committed: list[int] = field(default_factory=list)
     step: int = 0
     num_token_steps: int = 0
+    num_fruitless: int = 0
     verifier_id: WorkerId | None = None
     verified_len: int = 0
     is_cancelled: bool = False

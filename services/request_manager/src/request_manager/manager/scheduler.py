@@ -5,6 +5,7 @@ Knows lengths and budgets; must not know workers, tokens or time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.messages import RequestId
@@ -62,12 +63,15 @@ class StepPlan:
 def plan_step(running: Sequence[Standing], waiting: Sequence[Standing], limits: Limits) -> StepPlan:
     """Everyone who runs takes part; whoever waits is admitted in order while batch and blocks allow.
 
-    Blocks are reserved for a request's final length, so nothing admitted is ever dropped for want of cache.
+    Blocks are reserved for a request's final length, so nothing admitted is ever dropped for want of cache; when a
+    smaller verifier takes over, the latest of those who run sit out until the others are done. Rows go to short pieces
+    (accepted runs) first: whoever decodes is not slowed by a prompt. Everyone gets at least one.
     """
-    admitted = _admit(running, waiting, limits)
+    fitting = _fitting(running, limits.num_blocks, limits)
+    admitted = _admit(fitting, waiting, limits) if len(fitting) == len(running) else []
     rows_left = limits.prefill_rows
     items = []
-    for standing in [*running, *admitted]:
+    for standing in sorted([*fitting, *admitted], key=lambda standing: standing.num_uncached > limits.max_tree_nodes):
         item = _plan_item(standing, max(rows_left, 1))
         rows_left -= item.end - item.start
         items.append(item)
@@ -81,14 +85,14 @@ def reserved_blocks(final_len: int, limits: Limits) -> int:
 
 
 def _admit(running: Sequence[Standing], waiting: Sequence[Standing], limits: Limits) -> list[Standing]:
-    blocks_left = limits.num_blocks - sum(reserved_blocks(standing.final_len, limits) for standing in running)
-    admitted: list[Standing] = []
-    for standing in waiting:
-        blocks_left -= reserved_blocks(standing.final_len, limits)
-        if blocks_left < 0 or len(running) + len(admitted) >= limits.max_batch:
-            break
-        admitted.append(standing)
-    return admitted
+    num_reserved = sum(reserved_blocks(standing.final_len, limits) for standing in running)
+    return _fitting(waiting[: max(0, limits.max_batch - len(running))], limits.num_blocks - num_reserved, limits)
+
+
+def _fitting(standings: Sequence[Standing], num_blocks: int, limits: Limits) -> list[Standing]:
+    """The first of `standings` that fit together; whoever does not holds up all behind it, so that nobody starves."""
+    needed = accumulate(reserved_blocks(standing.final_len, limits) for standing in standings)
+    return [standing for standing, total in zip(standings, needed, strict=True) if total <= num_blocks]
 
 
 def _plan_item(standing: Standing, rows_left: int) -> PlannedItem:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from request_manager.manager.drafting import Drafter, DraftWish
+from request_manager.manager.drafting import Drafter, DraftLink, DraftWish
 from request_manager.manager.registry import Registry, Worker
 from treecore.messages import RequestId, WorkerId
 from treecore.service.bus import Bus
@@ -32,6 +32,7 @@ class SsmPool:
         self._registry = registry
         self._owner = owner
         self._drafters: dict[WorkerId, Drafter] = {}
+        self._num_drafters = 0
         self._ssm_idx: dict[str, int] = {}
         self._placed: dict[tuple[RequestId, str], WorkerId] = {}
 
@@ -61,6 +62,12 @@ class SsmPool:
         """Send what is released now, because no step will carry it."""
         for drafter in self._drafters.values():
             drafter.prime(())
+
+    @property
+    def owes_release(self) -> bool:
+        """Whether a live worker may still hold requests that are over."""
+        self._follow_registry()
+        return any(drafter.owes_release for drafter in self._drafters.values())
 
     def num_late(self) -> int:
         """SSM workers that owe an answer whose deadline has passed."""
@@ -101,4 +108,7 @@ class SsmPool:
             self._drafters.pop(worker_id).close()
         for worker_id in live.keys() - self._drafters.keys():
             ssm_idx = self._ssm_idx.setdefault(live[worker_id].announcement.name, len(self._ssm_idx))
-            self._drafters[worker_id] = Drafter(self._bus, self._owner, worker_id, ssm_idx)
+            self._num_drafters += 1
+            owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
+            vocab_size = live[worker_id].announcement.vocab_size
+            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, worker_id, ssm_idx, vocab_size))

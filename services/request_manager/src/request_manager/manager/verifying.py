@@ -11,7 +11,7 @@ from contextlib import suppress
 from request_manager.manager.registry import Registry, Worker
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
-from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, step_subject
+from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId, step_subject
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
 
@@ -29,6 +29,8 @@ class VerifierLink:
         self._registry = registry
         self._owner = owner
         self._released: set[RequestId] = set()
+        self._last: WorkerId | None = None
+        self._num_changes = 0
 
     @property
     def owes_release(self) -> bool:
@@ -51,7 +53,7 @@ class VerifierLink:
 
     async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply | None:
         """The answer, or None if the verifier is gone or out of reach. Asking again is always safe."""
-        request = VerifyRequest(self._owner, tuple(self._released), tuple(items))
+        request = VerifyRequest(self._owner_at(worker), tuple(self._released), tuple(items))
         try:
             reply = decode(await self._exchange(worker, encode(request)), VerifyReply)
         except (Unavailable, WireError) as error:
@@ -60,6 +62,13 @@ class VerifierLink:
             return None
         self._released.difference_update(request.released)
         return reply
+
+    def _owner_at(self, worker: Worker) -> str:
+        """Another name at every change of verifier: one that is used again forgets what was over in the meantime."""
+        if worker.worker_id != self._last:
+            self._last = worker.worker_id
+            self._num_changes += 1
+        return f"{self._owner}.{self._num_changes}"
 
     async def _exchange(self, worker: Worker, body: bytes) -> bytes:
         subject = step_subject("verifier", worker.worker_id)

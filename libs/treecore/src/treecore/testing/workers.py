@@ -1,0 +1,213 @@
+"""Workers with scripted models in place of weights: they answer real step messages, and keep books as real ones do.
+
+Knows the messages and the workers' promises (StateMissing, owners, releases, blocks); no torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treecore.codec import decode, encode
+from treecore.errors import OutOfBlocks, WireError
+from treecore.messages import (
+    Announcement,
+    BlockUsage,
+    DraftedItem,
+    DraftItem,
+    DraftReply,
+    DraftRequest,
+    RefusedItem,
+    RequestId,
+    VerifiedItem,
+    VerifyItem,
+    VerifyReply,
+    VerifyRequest,
+    WorkerId,
+    WorkerKind,
+    join_tree,
+    step_subject,
+)
+from treecore.sampling import SamplingParams, best_tokens
+from treecore.service.bus import Bus
+from treecore.testing.scripted import LanguageModel
+
+
+@dataclass(slots=True)
+class _Books:
+    """What a worker holds of one request; `num_rows` are cached rows, tree nodes included."""
+
+    tokens: list[int]
+    params: SamplingParams
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSize:
+    """How large a fake worker is."""
+
+    context_len: int = 4096
+    num_blocks: int = 1024
+    block_len: int = 8
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _FakeWorker:
+    """Bookkeeping that both kinds share. `steps` are the requests so far, in order."""
+
+    model: LanguageModel
+    worker_id: WorkerId
+    name: str = "fake"
+    size: FakeSize = field(default_factory=FakeSize)
+    owner: str = ""
+    num_steps: int = 0
+    _held: dict[RequestId, _Books] = field(default_factory=dict)
+
+    @property
+    def held_ids(self) -> set[RequestId]:
+        """The requests that it holds."""
+        return set(self._held)
+
+    def forget(self) -> None:
+        """Lose all state, as a process does that restarts under the same name."""
+        self._held.clear()
+        self.owner = ""
+
+    def usage(self) -> BlockUsage:
+        """The integrity equation of its imagined cache."""
+        used = sum(self._blocks(books.num_rows) for books in self._held.values())
+        return BlockUsage(self.size.num_blocks - used, used, self.size.num_blocks, self.size.block_len)
+
+    def _announcement(self, kind: WorkerKind, *, leaving: bool) -> Announcement:
+        size = self.size
+        return Announcement(
+            self.worker_id,
+            kind,
+            self.name,
+            self.model.vocab_size,
+            size.context_len,
+            size.eos_token_ids,
+            self.usage(),
+            leaving,
+        )
+
+    def _begin(self, owner: str, released: Iterable[RequestId]) -> None:
+        self.num_steps += 1
+        if owner != self.owner:
+            self._held.clear()
+        self.owner = owner
+        for request_id in released:
+            self._held.pop(request_id, None)
+
+    def _take(self, item: DraftItem | VerifyItem, num_nodes: int) -> _Books | RefusedItem:
+        held = self._held.get(item.request_id)
+        held_len = len(held.tokens) if held else 0
+        if item.start > held_len or (held is None and item.params is None):
+            return RefusedItem(item.request_id, item.step, held_len, "state_missing")
+        if self._is_malformed(item):
+            return RefusedItem(item.request_id, item.step, 0, WireError.code)
+        params = item.params or held.params  # type: ignore[union-attr]  # one of both is there
+        kept = held.tokens[: item.start] if held else []
+        books = _Books([*kept, *item.tokens.tolist()], params, item.start + len(item.tokens) + num_nodes)
+        if self._blocks(books.num_rows) > self.usage().free + (self._blocks(held.num_rows) if held else 0):
+            return RefusedItem(item.request_id, item.step, 0, OutOfBlocks.code)
+        self._held[item.request_id] = books
+        return books
+
+    def _is_malformed(self, item: DraftItem | VerifyItem) -> bool:
+        tokens = item.tokens
+        end = item.start + len(tokens)
+        return (
+            not len(tokens) or tokens.min() < 0 or tokens.max() >= self.model.vocab_size or end > self.size.context_len
+        )
+
+    def _blocks(self, num_rows: int) -> int:
+        return -(-num_rows // self.size.block_len)
+
+
+@dataclass(slots=True)
+class FakeVerifier(_FakeWorker):
+    """A verifier whose LLM is `model`."""
+
+    def announcement(self, *, leaving: bool = False) -> Announcement:
+        """What it tells everyone."""
+        return self._announcement("verifier", leaving=leaving)
+
+    async def attach(self, bus: Bus) -> None:
+        """Take steps from `bus`."""
+
+        async def answer(body: bytes) -> bytes | None:
+            return encode(self.step(decode(body, VerifyRequest)))
+
+        await bus.subscribe(step_subject("verifier", self.worker_id), answer)
+
+    def step(self, request: VerifyRequest) -> VerifyReply:
+        """The LLM's token behind every node, path by path."""
+        self._begin(request.owner, request.released)
+        answers = [self._verify(item) for item in request.items]
+        verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
+        refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
+        return VerifyReply(self.worker_id, verified, refused, 0.0, self.usage())
+
+    def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
+        if np.any(item.tree_tokens >= self.model.vocab_size):
+            return RefusedItem(item.request_id, item.step, 0, WireError.code)
+        tree = join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        books = self._take(item, len(tree) - 1)
+        if isinstance(books, RefusedItem):
+            return books
+        if not item.wants_token:
+            return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32))
+        tokens = [self._next([*books.tokens, *path], books.params) for path in tree.paths()]
+        return VerifiedItem(item.request_id, item.step, np.array(tokens, np.int32))
+
+    def _next(self, context: Sequence[int], params: SamplingParams) -> int:
+        return int(best_tokens(self.model.logits(context), None, params, len(context))[0])
+
+
+@dataclass(slots=True)
+class FakeSsm(_FakeWorker):
+    """An SSM worker that drafts with `model`."""
+
+    def announcement(self, *, leaving: bool = False) -> Announcement:
+        """What it tells everyone."""
+        return self._announcement("ssm", leaving=leaving)
+
+    async def attach(self, bus: Bus) -> None:
+        """Take steps from `bus`."""
+
+        async def answer(body: bytes) -> bytes | None:
+            return encode(self.step(decode(body, DraftRequest)))
+
+        await bus.subscribe(step_subject("ssm", self.worker_id), answer)
+
+    def step(self, request: DraftRequest) -> DraftReply:
+        """A tree a request, level by level."""
+        self._begin(request.owner, request.released)
+        answers = [self._draft(item) for item in request.items]
+        drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
+        refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
+        return DraftReply(self.worker_id, drafted, refused, 0.0, self.usage())
+
+    def _draft(self, item: DraftItem) -> DraftedItem | RefusedItem:
+        books = self._take(item, 0)
+        if isinstance(books, RefusedItem):
+            return books
+        tokens, parents = self._grow(books, item.expansion)
+        return DraftedItem(item.request_id, item.step, np.array(tokens, np.int32), np.array(parents, np.int32))
+
+    def _grow(self, books: _Books, widths: Sequence[int]) -> tuple[list[int], list[int]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        level = [(0, books.tokens)]  # (node, its whole context)
+        for width in widths:
+            below = []
+            for node, context in level:
+                children = best_tokens(self.model.logits(context), None, books.params, len(context), width).tolist()
+                for token in children:
+                    tokens.append(token)
+                    parents.append(node)
+                    below.append((len(tokens), [*context, token]))
+            level = below
+        return tokens, parents

@@ -1,0 +1,164 @@
+"""A whole manager in one event loop: a real Coordinator over a FakeBus with fake workers. Ships for tests.
+
+Knows how the parts are wired; must not know what a test expects of them.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from request_manager.contract import FinishReason, Generation
+from request_manager.manager.coordinator import Coordinator, Policy
+from request_manager.manager.local import LocalManager
+from request_manager.manager.registry import Registry
+from request_manager.manager.ssm_pool import SsmPool
+from request_manager.manager.step_record import StepRecord
+from request_manager.manager.verifying import VerifierLink
+from treecore.errors import EspalierError
+from treecore.expand import Expansion
+from treecore.messages import BlockUsage, WorkerId, step_subject
+from treecore.testing.bus import FakeBus, Rule, deliver_all
+from treecore.testing.workers import FakeSsm, FakeVerifier
+
+_PATIENCE_S = 20.0
+
+OWNER = "manager-under-test"
+POLICY = Policy(
+    max_batch=16,
+    max_waiting=64,
+    prefill_rows=32,
+    max_tree_nodes=16,
+    expansion=Expansion((2, 1)),
+    draft_deadline_s=5.0,
+)
+
+FakeAny = FakeVerifier | FakeSsm
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one request got: tokens, and either a finish reason or the error that ended it."""
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    error: EspalierError | None = None
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """An Observer that remembers."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    blocks: dict[WorkerId, BlockUsage] = field(default_factory=dict)
+    load: tuple[int, int] = (0, 0)
+
+    def on_step(self, record: StepRecord) -> None:
+        """See Observer."""
+        self.steps.append(record)
+
+    def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:
+        """See Observer."""
+        self.blocks[worker_id] = usage
+
+    def on_load(self, num_running: int, num_waiting: int) -> None:
+        """See Observer."""
+        self.load = (num_running, num_waiting)
+
+    def on_dropped(self, reason: str) -> None:
+        """See Observer."""
+        self.dropped[reason] += 1
+
+
+class _RevivingRegistry(Registry):
+    """A Registry in which a worker that is wrongly held for lost announces itself again at once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.alive: dict[WorkerId, FakeAny] = {}
+
+    def lose(self, worker_id: WorkerId) -> None:
+        super().lose(worker_id)
+        asyncio.get_running_loop().call_soon(self._revive, worker_id)
+
+    def _revive(self, worker_id: WorkerId) -> None:
+        if worker_id in self.alive:
+            self.hear(self.alive[worker_id].announcement())
+
+
+class Stage:
+    """A manager with its bus and workers. Made by `running_stage`."""
+
+    def __init__(self, policy: Policy, rule: Rule) -> None:
+        self.bus = FakeBus(rule)
+        self.recorder = Recorder()
+        self.registry = _RevivingRegistry(asyncio.get_running_loop().time)
+        self.coordinator = Coordinator(
+            self.registry,
+            VerifierLink(self.bus, self.registry, OWNER),
+            SsmPool(self.bus, self.registry, OWNER),
+            policy,
+            self.recorder,
+        )
+        self.manager = LocalManager(self.coordinator, self.registry, policy.max_tree_nodes)
+
+    @property
+    def workers(self) -> list[FakeAny]:
+        """Those that live."""
+        return list(self.registry.alive.values())
+
+    async def add(self, worker: FakeAny) -> None:
+        """A worker starts: it takes steps and announces itself."""
+        await worker.attach(self.bus)
+        self.registry.alive[worker.worker_id] = worker
+        self.registry.hear(worker.announcement())
+
+    def kill(self, worker: FakeAny) -> None:
+        """A worker dies: it never answers again, and the registry notices."""
+        del self.registry.alive[worker.worker_id]
+        kind = worker.announcement().kind
+        self.bus.silence(step_subject(kind, worker.worker_id))
+        self.registry.lose(worker.worker_id)
+
+    async def outcome(self, generation: Generation) -> Outcome:
+        """Run one request to its end."""
+        tokens: list[int] = []
+        steps = 0
+        try:
+            async for delta in self.manager.generate(generation):
+                tokens += delta.tokens
+                steps = delta.steps
+                if delta.finish_reason is not None:
+                    return Outcome(tuple(tokens), delta.finish_reason, None, steps)
+        except EspalierError as error:
+            return Outcome(tuple(tokens), None, error, steps)
+        raise AssertionError("the stream ended without a finish reason")
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Let the event loop turn until `reached` holds; fails loudly if it never does."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not reached():  # noqa: ASYNC110 - anything may bring it about: there is no event
+                await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """Return once no live worker holds anything: every request is over and its cache free."""
+        await self.until(lambda: not any(worker.usage().used or worker.held_ids for worker in self.workers))
+
+
+@asynccontextmanager
+async def running_stage(*workers: FakeAny, policy: Policy = POLICY, rule: Rule = deliver_all) -> AsyncIterator[Stage]:
+    """A Stage with `workers` whose coordinator runs; raises whatever it or a worker raised."""
+    stage = Stage(policy, rule)
+    for worker in workers:
+        await stage.add(worker)
+    running = asyncio.create_task(stage.coordinator.run())
+    try:
+        yield stage
+    finally:
+        running.cancel()
+        (ending,) = await asyncio.gather(running, return_exceptions=True)
+        await stage.bus.close()
+    assert isinstance(ending, asyncio.CancelledError), f"the coordinator ended: {ending!r}"
