@@ -29,7 +29,13 @@ _NEEDED_MEMORY = 2_000_000_000
 _SPARE_DISK = 200_000_000
 _SETUP = "make setup"
 _CPU_FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
-_OWN_PACKAGES = {"espalier": "peers", "treecore": "model,service", "request-manager": "", "ssm-worker": ""}
+_OWN_PACKAGES = {
+    "espalier": "peers",
+    "treecore": "model,service",
+    "request-manager": "",
+    "ssm-worker": "",
+    "llm-verifier": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
