@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from request_manager.contract import FinishReason, Generation
+from request_manager.contract import FinishReason, Generation, TokenDelta
 from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.registry import Registry
@@ -124,18 +124,19 @@ class Stage:
         self.registry.lose(worker.worker_id)
 
     async def outcome(self, generation: Generation) -> Outcome:
-        """Run one request to its end."""
-        tokens: list[int] = []
-        steps = 0
+        """Run one request to its end; raises TimeoutError if that never comes."""
+        deltas: list[TokenDelta] = []
+        error: EspalierError | None = None
         try:
-            async for delta in self.manager.generate(generation):
-                tokens += delta.tokens
-                steps = delta.steps
-                if delta.finish_reason is not None:
-                    return Outcome(tuple(tokens), delta.finish_reason, None, steps)
-        except EspalierError as error:
-            return Outcome(tuple(tokens), None, error, steps)
-        raise AssertionError("the stream ended without a finish reason")
+            async with asyncio.timeout(_PATIENCE_S):
+                async for delta in self.manager.generate(generation):
+                    deltas.append(delta)  # noqa: PERF401 - what came before an error counts
+        except EspalierError as caught:
+            error = caught
+        tokens = tuple(token for delta in deltas for token in delta.tokens)
+        reason = deltas[-1].finish_reason if deltas else None
+        assert (reason is None) == (error is not None), "a finish reason or an error, never both"
+        return Outcome(tokens, reason, error, deltas[-1].steps if deltas else 0)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let the event loop turn until `reached` holds; fails loudly if it never does."""
