@@ -1,0 +1,110 @@
+"""Distillation: the student learns the teacher's top-K distribution. Knows batches and gradients; nothing of files.
+
+The loss is the cross-entropy between both laws at temperature T (Hinton et al., arXiv 1503.02531), over the teacher's
+top K tokens as far as the trimmed head has them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ssm_worker.boost.batches import BatchOrder, TrainingBatch, collate
+from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.student import Student, column_of_token
+from treecore.errors import ConfigError
+
+ABSENT = -1e4  # a log-prob of nothing, but finite: softmax over nothing would be NaN
+EMA_DECAY = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a student is trained. Equal recipe, equal corpus, equal machine: equal student, bit for bit.
+
+    token_visits: tokens that training reads, over all passes. lr falls along a cosine from `peak_lr` to
+    `final_lr_share` of it, after a linear warm-up. A pool is what is sorted by length before batches are cut.
+    """
+
+    layers: tuple[int, ...]
+    num_head_rows: int
+    token_visits: int
+    seed: int = 0
+    peak_lr: float = 1.5e-3
+    final_lr_share: float = 0.02
+    num_warmup_steps: int = 50
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    batch_len: int = 8
+    pool_len: int = 64
+    temperature: float = 0.6
+
+    def lr(self, step: int, num_visited: int) -> float:
+        """The learning rate of `step` (from 0), before which `num_visited` tokens were read."""
+        warmup = min(1.0, (step + 1) / self.num_warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(num_visited / self.token_visits, 1.0)))
+        return self.peak_lr * warmup * (self.final_lr_share + (1 - self.final_lr_share) * cosine)
+
+
+class Distiller:
+    """Trains `student` in place. Owns the optimiser and the counters; `order` follows from the counters."""
+
+    def __init__(self, student: Student, sequences: Sequence[TeacherSequence], recipe: Recipe) -> None:
+        self.student = student
+        self.recipe = recipe
+        self.optimiser = torch.optim.AdamW(
+            student.parameters(), lr=recipe.peak_lr, weight_decay=recipe.weight_decay, betas=recipe.betas
+        )
+        self.num_steps, self.num_visited = 0, 0
+        self.mean_loss: float | None = None  # exponential moving average, for people
+        self._sequences = sequences
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        self._order = BatchOrder(lengths, recipe.seed, recipe.batch_len, recipe.pool_len)
+        self._column_of = column_of_token(student.vocabulary.head_token_ids, student.spec.vocab_size)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the recipe's tokens are all read."""
+        return self.num_visited >= self.recipe.token_visits
+
+    def step(self) -> int:
+        """One optimiser step. Returns how many tokens it read. Raises ConfigError once the loss is no number."""
+        batch = collate([self._sequences[idx] for idx in self._order[self.num_steps]])
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.lr(self.num_steps, self.num_visited)
+        loss = self._loss(batch)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.student.parameters(), self.recipe.max_grad_norm)
+        self.optimiser.step()
+        self._count(loss.item(), batch.num_tokens)
+        return batch.num_tokens
+
+    def _loss(self, batch: TrainingBatch) -> Tensor:
+        logits = self.student.logits(self.student(batch.tokens)[batch.is_target])
+        return distillation_loss(logits, batch, self._column_of, self.recipe.temperature)
+
+    def _count(self, loss: float, num_tokens: int) -> None:
+        if not math.isfinite(loss):
+            raise ConfigError(f"the loss became {loss} at step {self.num_steps}; train with a lower learning rate")
+        self.num_steps += 1
+        self.num_visited += num_tokens
+        self.mean_loss = loss if self.mean_loss is None else EMA_DECAY * self.mean_loss + (1 - EMA_DECAY) * loss
+
+
+def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, temperature: float) -> Tensor:
+    """Mean over positions of -sum_v p(v) log q(v), in nats; logits fp32 [M, V_out], column_of int64 [V].
+
+    p is the teacher's law at `temperature` on those of its top K tokens that the head has, renormalised. A position
+    where it has none teaches nothing and is left out.
+    """
+    column = column_of[batch.top_ids]
+    in_head = column >= 0
+    p = torch.where(in_head, batch.top_logp / temperature, torch.tensor(ABSENT)).softmax(-1)
+    log_q = (logits / temperature).log_softmax(-1).gather(1, column.clamp_min(0))
+    teaches = in_head.any(1)
+    losses = -(p * log_q * in_head).sum(1)[teaches]
+    return losses.sum() / max(len(losses), 1)

@@ -1,0 +1,307 @@
+"""The teacher's writing: what it writes, that it is repeatable, and that its log-probs are the model's."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from ssm_worker.boost.archive import read_archive
+from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.dialogue import Dialogue, Mixture, Plan, plan_answer, plan_dialogue
+from ssm_worker.boost.generate import ShardStore, choose_prompts, fill, write_held_out
+from ssm_worker.boost.teacher import Teacher, Written
+from ssm_worker.boost.testing import VOCAB_SIZE, random_sequences, write_tiny_teacher
+from ssm_worker.boost.turns import TeacherText, Turns, read_openers, read_prompts
+from treecore.errors import ConfigError
+from treecore.model.load import load_decoder
+
+MIXTURE = Mixture(max_prompt_len=6, max_answer_len=8)
+END = 2
+
+
+@pytest.fixture(scope="module")
+def teacher_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny instruct model."""
+    return write_tiny_teacher(tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module")
+def text(teacher_dir: Path) -> TeacherText:
+    """Its text side."""
+    return TeacherText(teacher_dir, (END,))
+
+
+def plans(text: TeacherText, seed: int, count: int) -> list[Plan]:
+    """The first dialogues of a seed; short ones, half of them with an opener."""
+    openers = [text.encode("Why"), text.encode("Say\n")]
+    return [plan_dialogue(index, seed, text.turns, openers, MIXTURE) for index in range(count)]
+
+
+def new_teacher(teacher_dir: Path, text: TeacherText, num_rows: int) -> Teacher:
+    """A teacher with room for MIXTURE's dialogues."""
+    row_len = MIXTURE.row_len(text.turns, [text.encode("Say\n")])
+    return Teacher(load_decoder(teacher_dir, dtype="float32"), text.turns, num_rows, row_len, num_top=7)
+
+
+def by_index(written: Iterable[Written]) -> list[TeacherSequence]:
+    """In the order of the plans."""
+    return [entry.sequence for entry in sorted(written, key=lambda entry: entry.index)]
+
+
+def reference_logp(teacher_dir: Path, tokens: np.ndarray) -> torch.Tensor:
+    """Transformers' log-probs after every token: fp32 [L, V]."""
+    model = LlamaForCausalLM.from_pretrained(teacher_dir, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].log_softmax(-1)
+
+
+def test_the_template_is_cut_around_the_users_words(text: TeacherText) -> None:
+    """With and without a system prompt; the user's turn is closed by the template."""
+    assert text.turns.opening == text.encode("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
+    assert text.turns.bare_opening == text.encode("<|im_start|>user\n")
+    assert text.turns.close == text.encode("<|im_end|>\n<|im_start|>assistant\n")
+    assert text.turns.end == END
+    assert text.turns.special == {0, 1, 2}
+
+
+def test_a_bos_token_stays_in_front_of_the_bare_opening(tmp_path: Path) -> None:
+    """A template that begins with one (Llama 3) means it for every dialogue."""
+    directory = write_tiny_teacher(tmp_path)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config["bos_token"] = "<|endoftext|>"
+    config["chat_template"] = "<|endoftext|>" + config["chat_template"]
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    text = TeacherText(directory, (END,))
+    assert text.turns.bare_opening == text.encode("<|endoftext|><|im_start|>user\n")
+
+
+@pytest.mark.parametrize("template", [None, "fixed", "{{ messages[0].content }}", "{{ broken", "{{ 1 / 0 }}"])
+def test_an_unusable_template_is_refused(tmp_path: Path, template: str | None) -> None:
+    """In one line that names the teacher."""
+    directory = write_tiny_teacher(tmp_path)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
+    with pytest.raises(ConfigError, match="chat template") as error:
+        TeacherText(directory, (END,))
+    assert "\n" not in str(error.value)
+
+
+def test_a_teacher_without_tokenizer_or_end_is_refused(tmp_path: Path) -> None:
+    """Both by name."""
+    directory = write_tiny_teacher(tmp_path)
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        TeacherText(directory, ())
+    (directory / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        TeacherText(directory, (END,))
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: no such file"):
+        TeacherText(directory, (END,))
+
+
+def test_openers_are_many_and_keep_their_line_breaks() -> None:
+    """The variety of prompts hangs on them."""
+    openers = read_openers()
+    assert len(openers) > 100
+    assert "Summarize the following text:\n" in openers
+    assert "Question: " in openers
+
+
+def test_prompts_are_read_or_the_line_is_named(tmp_path: Path) -> None:
+    """A field `prompt` on every line."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n')
+    assert read_prompts(path) == ["a", "b"]
+    for line in ("{", "[]", "{}", '{"prompt": 3}', '{"prompt": ""}'):
+        path.write_text('{"prompt": "a"}\n' + line)
+        with pytest.raises(ConfigError, match=r"prompts\.jsonl:2"):
+            read_prompts(path)
+    with pytest.raises(ConfigError, match="absent"):
+        read_prompts(tmp_path / "absent.jsonl")
+
+
+TURNS = Turns(opening=(1, 9, 2, 1, 8), bare_opening=(1, 8), close=(2, 1, 7), end=2, special=frozenset({0, 1, 2}))
+
+
+@given(data=st.data(), index=st.integers(0, 50))
+@settings(max_examples=200, deadline=None)
+def test_any_dialogue_keeps_its_shape(data: st.DataObject, index: int) -> None:
+    """Whatever the model says: opening, words, close, words, perhaps an end, within the limits and the row."""
+    openers: list[tuple[int, ...]] = [(11,), tuple(range(20, 29))]
+    plan = plan_dialogue(index, 3, TURNS, openers, MIXTURE)
+    dialogue = Dialogue(plan, TURNS)
+    over = False
+    while not over:
+        wanted = dialogue.wants_token
+        over = dialogue.feed(data.draw(st.integers(0, 40)) if wanted else None)
+    prompt, close, answer = split_at(dialogue.tokens[plan.start :], list(TURNS.close))
+    assert dialogue.num_fed == len(dialogue.tokens) <= MIXTURE.row_len(TURNS, openers)
+    assert close
+    assert not TURNS.special & set(prompt)
+    assert not TURNS.special & set(answer[:-1])
+    assert 1 <= len(answer) <= MIXTURE.max_answer_len
+    assert answer[-1] == END or len(answer) == MIXTURE.max_answer_len
+    assert len(prompt) <= max(MIXTURE.max_prompt_len, len(plan.forced) - plan.start)
+
+
+def split_at(tokens: list[int], mark: list[int]) -> tuple[list[int], bool, list[int]]:
+    """What is before and behind the first `mark`."""
+    for at in range(len(tokens)):
+        if tokens[at : at + len(mark)] == mark:
+            return tokens[:at], True, tokens[at + len(mark) :]
+    return tokens, False, []
+
+
+def test_log_probs_are_the_models(teacher_dir: Path, text: TeacherText) -> None:
+    """Every recorded position, against an independent forward over the finished dialogue; greedy answers are greedy."""
+    written = by_index(new_teacher(teacher_dir, text, 3).write(plans(text, 0, 8)))
+    for sequence in written:
+        expected = reference_logp(teacher_dir, sequence.tokens)[sequence.start - 1 :].topk(7)
+        assert np.array_equal(sequence.top_ids, expected.indices.numpy())
+        np.testing.assert_allclose(sequence.top_logp, expected.values.numpy(), rtol=1e-3, atol=1e-3)
+    assert {sequence.temperature for sequence in written} - {0.0}
+    for sequence in written:
+        if sequence.temperature == 0:
+            assert_answer_is_greedy(sequence, text.turns)
+
+
+def assert_answer_is_greedy(sequence: TeacherSequence, turns: Turns) -> None:
+    """Each of the answer's tokens is the best one; a special one ends the answer."""
+    prompt, _, answer = split_at(sequence.tokens[sequence.start :].tolist(), list(turns.close))
+    first = len(prompt) + len(turns.close)
+    best = sequence.top_ids[first : first + len(answer), 0].tolist()
+    assert answer == [END if token in turns.special else token for token in best]
+
+
+def test_text_is_a_function_of_the_seed(teacher_dir: Path, text: TeacherText) -> None:
+    """Not of how many dialogues are written at a time, nor of which; another seed writes other text."""
+    alone = by_index(new_teacher(teacher_dir, text, 1).write(plans(text, 0, 6)))
+    together = by_index(new_teacher(teacher_dir, text, 5).write(plans(text, 0, 6)))
+    late = by_index(new_teacher(teacher_dir, text, 2).write(plans(text, 0, 6)[3:]))
+    other = by_index(new_teacher(teacher_dir, text, 5).write(plans(text, 1, 6)))
+    texts = [[sequence.tokens.tolist() for sequence in series] for series in (alone, together, late, other)]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[0][3:]
+    assert texts[3] != texts[0]
+
+
+def test_a_teacher_that_is_told_to_stop_can_start_again(teacher_dir: Path, text: TeacherText) -> None:
+    """Its rows and its cache are free again."""
+    teacher = new_teacher(teacher_dir, text, 3)
+    writing = teacher.write(plans(text, 0, 6))
+    next(writing)
+    writing.close()  # type: ignore[attr-defined]
+    again = by_index(teacher.write(plans(text, 0, 6)))
+    fresh = by_index(new_teacher(teacher_dir, text, 3).write(plans(text, 0, 6)))
+    assert [sequence.tokens.tolist() for sequence in again] == [sequence.tokens.tolist() for sequence in fresh]
+
+
+def test_dialogues_beyond_the_context_are_refused(teacher_dir: Path, text: TeacherText) -> None:
+    """At the start, not in the middle."""
+    with pytest.raises(ConfigError, match="context of 512"):
+        Teacher(load_decoder(teacher_dir, dtype="float32"), text.turns, 1, 513)
+
+
+def test_held_out_answers_are_greedy_and_in_order(teacher_dir: Path, text: TeacherText, tmp_path: Path) -> None:
+    """All of the template and the prompt count as the opening: only the answer is measured."""
+    prompts = [text.encode(word) for word in ("Why?", "How are you", "Go")]
+    asked = [plan_answer(index, prompt, text.turns, 5) for index, prompt in enumerate(prompts)]
+    done: list[int] = []
+    path = tmp_path / "held-out.npz"
+    write_held_out(path, new_teacher(teacher_dir, text, 2), asked, done.append)
+    store = read_archive(path)
+    assert sum(done) == 3
+    assert store["starts"].tolist() == [len(plan.forced) for plan in asked]
+    assert (store["temperatures"] == 0).all()
+
+
+def test_prompts_are_chosen_by_lot(text: TeacherText) -> None:
+    """The same for a seed, without repetition, none too long or empty."""
+    prompts = [tuple(range(length)) for length in range(20)]
+    chosen = choose_prompts(prompts, 5, 12, seed=3)
+    assert chosen == choose_prompts(prompts, 5, 12, seed=3) != choose_prompts(prompts, 5, 12, seed=4)
+    assert len(set(chosen)) == 5
+    assert all(0 < len(prompt) < 12 for prompt in chosen)
+    with pytest.raises(ConfigError, match="11 have fewer"):
+        choose_prompts(prompts, 12, 12, seed=3)
+
+
+class Killed(Exception):
+    """The process died."""
+
+
+class ScriptedWriter:
+    """Gives sequences out of order, and dies behind the n-th."""
+
+    def __init__(self, dies_behind: int | None = None) -> None:
+        self._dies_behind = dies_behind
+        self.num_written = 0
+
+    def write(self, plans: Iterable[Plan]) -> Iterator[Written]:
+        """Blocks of four plans, each in reverse: a later shard can be complete before an earlier one."""
+        series = iter(plans)
+        while block := list(itertools.islice(series, 4)):
+            for plan in reversed(block):
+                if self.num_written == self._dies_behind:
+                    raise Killed
+                self.num_written += 1
+                yield Written(plan.index, random_sequences(1, VOCAB_SIZE, seed=plan.index)[0])
+
+
+def fill_store(directory: Path, writer: ScriptedWriter, target: int = 100) -> None:
+    """Generate with shards of three."""
+    fill(
+        ShardStore(directory, 5, VOCAB_SIZE, shard_len=3),
+        writer,
+        lambda index: plan_answer(index, (9,), TURNS, 3),
+        target,
+        lambda _: None,
+        clock=lambda: 0.0,
+    )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files."""
+    return {
+        path.name: b"".join(array.tobytes() for array in read_archive(path).values()) for path in directory.iterdir()
+    }
+
+
+def test_killed_anywhere_generation_goes_on_to_the_same_shards(tmp_path: Path) -> None:
+    """The n-th sequence kills the process, for each n until all is written; then a second process goes on."""
+    whole = ScriptedWriter()
+    fill_store(tmp_path / "whole", whole)
+    assert len(contents(tmp_path / "whole")) > 2
+    for num in range(whole.num_written):
+        directory = tmp_path / str(num)
+        with pytest.raises(Killed):
+            fill_store(directory, ScriptedWriter(dies_behind=num))
+        fill_store(directory, ScriptedWriter())
+        assert contents(directory) == contents(tmp_path / "whole")
+
+
+def test_enough_text_is_left_as_it_is(tmp_path: Path) -> None:
+    """The same command again writes nothing; a higher target appends."""
+    fill_store(tmp_path, ScriptedWriter())
+    before = contents(tmp_path)
+    again = ScriptedWriter()
+    fill_store(tmp_path, again)
+    assert again.num_written == 0
+    fill_store(tmp_path, ScriptedWriter(), target=150)
+    after = contents(tmp_path)
+    assert before.items() < after.items()
+
+
+def test_a_corrupt_shard_stops_generation(tmp_path: Path) -> None:
+    """By name, before anything is written behind it."""
+    fill_store(tmp_path, ScriptedWriter())
+    path = tmp_path / "seed5-00001.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="seed5-00001"):
+        fill_store(tmp_path, ScriptedWriter(), target=150)
