@@ -7,6 +7,7 @@ asked for again under the same step number, and every step is idempotent.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol
 
 import nats
@@ -50,40 +51,42 @@ class NatsBus:
         self._prefix = subject_prefix
         self._client = Client()
         self._lost = asyncio.Event()
+        self._was_connected = False
+        self._is_closing = False
         self._on_reconnect: list[Callable[[], None]] = []
 
     @classmethod
     async def connect(cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event) -> "NatsBus":
         """Connect, however long the broker takes to appear; raises Unavailable only if `stop` is set meanwhile."""
         bus = cls(subject_prefix)
-        while not await bus._try_connect(url, name):
-            try:
-                await asyncio.wait_for(stop.wait(), _RETRY_S)
-            except TimeoutError:
-                continue
-            raise Unavailable("stopped before the broker was there")
+        connecting = asyncio.ensure_future(bus._connect(url, name))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise Unavailable("stopped before the broker was there")
+            await connecting
+        finally:
+            connecting.cancel()
+            stopping.cancel()
+        bus._was_connected = True
         return bus
 
-    async def _try_connect(self, url: str, name: str) -> bool:
-        try:
-            await self._client.connect(
-                url,
-                name=name,
-                ping_interval=_PING_S,
-                max_outstanding_pings=_MAX_PINGS,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # annotated int, slept as float
-                allow_reconnect=True,
-                drain_timeout=_DRAIN_S,
-                error_cb=self._on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-            )
-        except (OSError, nats.errors.Error, TimeoutError) as error:
-            log_event(logger, logging.DEBUG, "broker not there yet", error=error)
-            self._client = Client()
-            return False
-        return True
+    async def _connect(self, url: str, name: str) -> None:
+        """Never gives up: nats-py tries again every _RETRY_S, at the start as after a loss."""
+        await self._client.connect(
+            url,
+            name=name,
+            ping_interval=_PING_S,
+            max_outstanding_pings=_MAX_PINGS,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # annotated int, slept as float
+            allow_reconnect=True,
+            drain_timeout=_DRAIN_S,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+        )
 
     async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
         """See Bus.request. A link that breaks ends the wait at once instead of at the deadline."""
@@ -109,7 +112,7 @@ class NatsBus:
         await self._client.publish(self._full(subject), body)
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
-        """See Bus.subscribe. nats-py subscribes again by itself after a reconnect."""
+        """See Bus.subscribe. After a reconnect nats-py subscribes by itself, also what a dead link did not take."""
 
         async def answer(message: Msg) -> None:
             reply = await handler(message.data)
@@ -117,7 +120,9 @@ class NatsBus:
                 await message.respond(reply)
 
         await self._client.subscribe(self._full(subject), cb=answer)
-        await self._client.flush()
+        if self._client.is_connected:
+            with suppress(nats.errors.Error):
+                await self._client.flush()
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See Bus.on_reconnect."""
@@ -125,6 +130,7 @@ class NatsBus:
 
     async def close(self) -> None:
         """Close the link; what is in flight is dropped."""
+        self._is_closing = True
         await self._client.close()
 
     def _full(self, subject: str) -> str:
@@ -135,11 +141,13 @@ class NatsBus:
             raise Unavailable("no link to the broker")
 
     async def _on_error(self, error: Exception) -> None:
-        log_event(logger, logging.WARNING, "bus error", error=repr(error))
+        level = logging.WARNING if self._was_connected else logging.DEBUG
+        log_event(logger, level, "bus error", error=repr(error))
 
     async def _on_disconnected(self) -> None:
         self._lost.set()
-        log_event(logger, logging.WARNING, "bus disconnected")
+        if not self._is_closing:
+            log_event(logger, logging.WARNING, "bus disconnected")
 
     async def _on_reconnected(self) -> None:
         self._lost.clear()

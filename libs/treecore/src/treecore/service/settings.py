@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -20,6 +21,15 @@ class ServiceSettings(BaseSettings):
     nats_url: str = Field("nats://127.0.0.1:4222", description="where the broker listens")
     subject_prefix: str = Field("espalier", pattern=r"^[A-Za-z0-9_-]+$", description="first token of every subject")
     log_level: LogLevel = "info"
+
+    @field_validator("nats_url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        """An address that can never be reached ends the start; one where nobody is yet does not."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.port == 0:  # `port` raises ValueError too
+            raise ValueError(f"must look like nats://host:4222, not {url!r}")
+        return url
 
 
 S = TypeVar("S", bound=ServiceSettings)
