@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-
 from espalier_local.system import LocalSystem
 from treecore.testing.tiny import CONTEXT_LEN
 
@@ -78,7 +77,7 @@ async def test_prompt_up_to_the_context(client: httpx.AsyncClient, num_output: i
 
 
 async def test_stop_string_inside_an_accepted_run(client: httpx.AsyncClient) -> None:
-    """Every substring of the text as a stop string: text ends before it, counts end with it, wherever the steps fell."""
+    """Pieces of the text as stop strings: text ends before, counts end with them, wherever the steps fell."""
     text = (await complete(client, "Stop here", max_tokens=30, temperature=1, seed=2))["choices"][0]["text"]
     for start in range(2, len(text) - 3, 3):
         stop = text[start : start + 2]
@@ -119,7 +118,7 @@ async def test_a_client_that_leaves_frees_its_cache(client: httpx.AsyncClient) -
         await anext(response.aiter_lines())
     async with asyncio.timeout(1):
         while await blocks_used(client) > 0:
-            await asyncio.sleep(0.01)
+            pass
 
 
 async def blocks_used(client: httpx.AsyncClient) -> float:

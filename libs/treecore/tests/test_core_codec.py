@@ -67,11 +67,18 @@ every_message = st.one_of(
         tuples(st.builds(DraftedItem, request_ids, counts, tokens, tokens)),
         refused,
         floats,
+        floats,
         blocks,
     ),
     st.builds(VerifyRequest, texts, tuples(request_ids), tuples(verify_items)),
     st.builds(
-        VerifyReply, worker_ids, tuples(st.builds(VerifiedItem, request_ids, counts, tokens)), refused, floats, blocks
+        VerifyReply,
+        worker_ids,
+        tuples(st.builds(VerifiedItem, request_ids, counts, tokens)),
+        refused,
+        floats,
+        floats,
+        blocks,
     ),
     st.builds(
         Announcement,
@@ -210,7 +217,7 @@ def test_another_type_is_refused(value: Any) -> None:
 def test_a_boolean_is_no_integer() -> None:
     """Python's True == 1 must not pass for a step number."""
     body = msgpack.unpackb(
-        encode(VerifyReply(WorkerId("v"), (), (RefusedItem(RequestId("r"), 1, 0, "x"),), 0.0, USAGE))
+        encode(VerifyReply(WorkerId("v"), (), (RefusedItem(RequestId("r"), 1, 0, "x"),), 0.0, 0.0, USAGE))
     )
     body[4][0][1] = True
     with pytest.raises(WireError, match="int was due"):
@@ -253,7 +260,9 @@ def test_impossible_parameters_are_refused(temperature: float, top_k: int, top_p
 def test_arrays_of_odd_length_are_refused() -> None:
     """int32 arrays are whole."""
     parts = msgpack.unpackb(
-        encode(VerifyReply(WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.zeros(2, np.int32)),), (), 0.0, USAGE))
+        encode(
+            VerifyReply(WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.zeros(2, np.int32)),), (), 0.0, 0.0, USAGE)
+        )
     )
     parts[3][0][2] = b"12345"
     with pytest.raises(WireError, match="int32 array"):
@@ -271,7 +280,9 @@ def test_oversized_messages_are_refused_both_ways() -> None:
 
 def test_decoded_arrays_are_the_receivers_own() -> None:
     """A decoded array can be written to: it shares no memory with the body."""
-    reply = VerifyReply(WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.arange(3, dtype=np.int32)),), (), 0.0, USAGE)
+    reply = VerifyReply(
+        WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.arange(3, dtype=np.int32)),), (), 0.0, 0.0, USAGE
+    )
     found = decode(encode(reply), VerifyReply).items[0].tokens
     found[0] = 9
     assert found.tolist() == [9, 1, 2]

@@ -109,23 +109,25 @@ class RefusedItem:
 
 @dataclass(frozen=True, slots=True)
 class DraftReply:
-    """SSM worker -> manager. forward_ms: time inside model forwards."""
+    """SSM worker -> manager. forward_ms, sample_ms: time inside model forwards, and choosing tokens from logits."""
 
     worker_id: WorkerId
     items: tuple[DraftedItem, ...]
     refused: tuple[RefusedItem, ...]
     forward_ms: float
+    sample_ms: float
     blocks: "BlockUsage"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReply:
-    """Verifier -> manager. forward_ms: time inside model forwards."""
+    """Verifier -> manager. forward_ms, sample_ms: time inside model forwards, and choosing tokens from logits."""
 
     worker_id: WorkerId
     items: tuple[VerifiedItem, ...]
     refused: tuple[RefusedItem, ...]
     forward_ms: float
+    sample_ms: float
     blocks: "BlockUsage"
 
 

@@ -52,7 +52,8 @@ class Engine:
         self._held.compute([item.request_id for item in chunks], with_logits=False)
         verified = self._verify([entry for entry in taken if entry.item.wants_token])
         verified += [VerifiedItem(item.request_id, item.step, np.empty(0, np.int32)) for item in chunks]
-        return VerifyReply(self._worker_id, tuple(verified), tuple(refused), self._held.forward_ms, self._held.usage())
+        times = self._held.forward_ms, self._held.sample_ms
+        return VerifyReply(self._worker_id, tuple(verified), tuple(refused), *times, self._held.usage())
 
     def _take(self, item: VerifyItem) -> _Taken | RefusedItem:
         try:
@@ -76,6 +77,10 @@ class Engine:
 
     def _verify(self, taken: list[_Taken]) -> list[VerifiedItem]:
         logits = self._held.compute([entry.item.request_id for entry in taken])
+        with self._held.sampling():
+            return self._choose(taken, logits)
+
+    def _choose(self, taken: list[_Taken], logits: list[NDArray[np.float32]]) -> list[VerifiedItem]:
         return [
             VerifiedItem(
                 entry.item.request_id,

@@ -17,7 +17,7 @@ from treecore.sampling import SamplingParams, best_tokens
 
 @dataclass(slots=True)
 class _Sapling:
-    """A tree while it grows: node i + 1 is `tokens[i]`, node 0 is the root, `frontier` are the nodes of the last level."""
+    """A tree while it grows: node i + 1 is `tokens[i]`, node 0 the root, `frontier` the nodes of the last level."""
 
     item: DraftItem
     params: SamplingParams
@@ -77,7 +77,8 @@ class Grower:
         refused = tuple(outcome for outcome in outcomes if isinstance(outcome, RefusedItem))
         self._grow(saplings)
         drafted = tuple(sapling.drafted() for sapling in saplings)
-        return DraftReply(self._worker_id, drafted, refused, self._held.forward_ms, self._held.usage())
+        times = self._held.forward_ms, self._held.sample_ms
+        return DraftReply(self._worker_id, drafted, refused, *times, self._held.usage())
 
     def _take(self, item: DraftItem) -> _Sapling | RefusedItem:
         if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
@@ -90,8 +91,9 @@ class Grower:
         growing = [sapling for sapling in saplings if sapling.widths_left]
         while growing:
             logits = self._held.compute([sapling.request_id for sapling in growing])
-            for sapling, rows in zip(growing, logits, strict=True):
-                sapling.sprout(rows, self._head_token_ids)
+            with self._held.sampling():
+                for sapling, rows in zip(growing, logits, strict=True):
+                    sapling.sprout(rows, self._head_token_ids)
             growing = [sapling for sapling in growing if sapling.widths_left and self._put_level(sapling)]
 
     def _put_level(self, sapling: _Sapling) -> bool:

@@ -7,9 +7,9 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from espalier_local.bench.peer import TransformersPeer
@@ -18,10 +18,11 @@ from espalier_local.bench.table import table
 from espalier_local.options import add_system_options, system_config
 from espalier_local.output import say
 from treecore.messages import RequestId, VerifyItem
-from treecore.model.held import HeldRequests
-from treecore.model.load import load_decoder
 from treecore.noise import Seed
 from treecore.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from treecore.model.held import HeldRequests
 
 _NODES = (1, 2, 4, 8, 16, 32, 64)
 _BLOCK_LEN = 16
@@ -42,6 +43,11 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     config = system_config(args)
+    import torch  # noqa: PLC0415 - seconds that no other command should pay
+
+    from treecore.model.held import HeldRequests  # noqa: PLC0415
+    from treecore.model.load import load_decoder  # noqa: PLC0415
+
     torch.set_num_threads(config.threads)
     bench = ForwardBench(HeldRequests(load_decoder(config.model.directory, dtype=config.dtype), 64, _BLOCK_LEN))
     peer = None if args.no_transformers else TransformersPeer(config.model.directory, config.dtype, config.threads)
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 class ForwardBench:
     """One request of 100 committed tokens; each step verifies a star of random nodes behind them."""
 
-    def __init__(self, held: HeldRequests, committed_len: int = 100) -> None:
+    def __init__(self, held: "HeldRequests", committed_len: int = 100) -> None:
         self._held = held
         self._rng = np.random.default_rng(0)
         self._tokens = self._random(committed_len)

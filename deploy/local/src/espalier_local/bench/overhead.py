@@ -1,4 +1,4 @@
-"""`espalier bench overhead`: what a step costs beside the forwards: bus, codec, sampling, merge, accept, scheduling.
+"""`espalier bench overhead`: what a step costs beside the models: bus, codec, merge, accept, scheduling.
 
 Read from the manager's own histograms over the run, at batch 1; medians are interpolated within a bucket.
 """
@@ -18,7 +18,7 @@ from espalier_local.options import add_system_options, system_config
 from espalier_local.output import say
 from espalier_local.system import SystemConfig
 
-_PARTS = ("draft_forward", "verify_forward", "overhead")
+_PARTS = ("draft_forward", "verify_forward", "sample", "overhead")
 _BUCKET = re.compile(r'espalier_step_part_seconds_bucket\{le="([^"]+)",part="(\w+)"\} (\S+)')
 
 Histogram = list[tuple[float, float]]
@@ -53,7 +53,7 @@ async def _run(config: SystemConfig, max_tokens: int) -> int:
                 after = await _histograms(client)
                 medians = [median(difference(after[part], before[part])) * 1e3 for part in _PARTS]
                 rows.append((f"{name}, temperature {temperature}", *(f"{value:.2f}" for value in medians)))
-    say(table(("median ms of a step", "draft forward", "verify forward", "everything else"), rows))
+    say(table(("median ms of a step", "draft forward", "verify forward", "sampling", "everything else"), rows))
     return 0
 
 

@@ -29,7 +29,8 @@ class TransformersPeer:
         torch.set_num_threads(threads)
         self._torch = torch
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model_dir)
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))
+        self._model = model.eval()
 
     def encode_chat(self, prompt: str) -> list[int]:
         """The prompt's tokens behind the model's chat template."""

@@ -1,10 +1,11 @@
-"""The requests that a worker holds: cached tokens and sampling parameters under one owner. Both workers step through it.
+"""The requests that a worker holds, under one owner: cached tokens and sampling parameters. Both workers use it.
 
 Knows items, caches and forwards; must not know trees' meaning, NATS or who asks. Losing all of it costs time only.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
 
-    `forward_ms` is the time inside model forwards since the step began.
+    `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
     def __init__(self, decoder: Decoder, num_blocks: int, block_len: int) -> None:
@@ -35,10 +36,11 @@ class HeldRequests:
         self._params: dict[RequestId, SamplingParams] = {}
         self._owner = ""
         self.forward_ms = 0.0
+        self.sample_ms = 0.0
 
     def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
         """Forget what is released; a new owner's requests start from nothing."""
-        self.forward_ms = 0.0
+        self.forward_ms = self.sample_ms = 0.0
         gone = list(self._params) if owner != self._owner else list(released)
         self._owner = owner
         for request_id in gone:
@@ -67,7 +69,7 @@ class HeldRequests:
         return self._params[request_id]
 
     def extend(self, request_id: RequestId, tokens: Sequence[int], parents: Sequence[int]) -> bool:
-        """Put tree nodes behind the request's tokens (0 is the root); False, with nothing changed, if blocks ran out."""
+        """Put tree nodes behind the tokens (0 is the root); False, with nothing changed, if no block is left."""
         try:
             self._cache.extend(request_id, tokens, parents)
         except OutOfBlocks:
@@ -97,6 +99,13 @@ class HeldRequests:
         parts = [part.numpy() for part in batch.split_logits(logits.cpu())]  # the step's one synchronisation
         self.forward_ms += (time.perf_counter() - started) * 1e3
         return parts
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Count the time of the body as sampling."""
+        started = time.perf_counter()
+        yield
+        self.sample_ms += (time.perf_counter() - started) * 1e3
 
     def usage(self) -> BlockUsage:
         """The integrity equation of this worker's cache."""

@@ -1,6 +1,6 @@
 """Tiny checkpoints for tests: a random byte-level Llama with its tokenizer, written in milliseconds.
 
-One token a byte and EOS as id 0, so that multi-byte characters always span tokens. Needs safetensors (`treecore[model]`).
+One token a byte and EOS as id 0, so multi-byte characters always span tokens. Needs safetensors (`treecore[model]`).
 """
 
 import json
@@ -11,14 +11,14 @@ from safetensors.numpy import save_file
 
 CONTEXT_LEN = 160
 VOCAB_SIZE = 257
-EOS_TOKEN = "<|end|>"  # noqa: S105 - a token of text
+EOS_TOKEN = "<|end|>"
 
 _HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _HEAD_DIM = 64, 128, 4, 2, 16
 _SCALE = 0.3  # large enough that the next token depends on the whole context
 
 
 def save_random_llama(directory: Path, *, num_layers: int, seed: int) -> Path:
-    """Write config.json, model.safetensors (float32) and tokenizer.json into `directory`; the same for the same seed."""
+    """Write config.json, model.safetensors (float32) and tokenizer.json; the same for the same seed."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     save_file(_tensors(num_layers, rng), directory / "model.safetensors", metadata={"format": "pt"})

@@ -148,7 +148,7 @@ class FakeVerifier(_FakeWorker):
         answers = [self._verify(item) for item in request.items]
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        return VerifyReply(self.worker_id, verified, refused, 0.0, self.usage())
+        return VerifyReply(self.worker_id, verified, refused, 0.0, 0.0, self.usage())
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
         if np.any(item.tree_tokens >= self.model.vocab_size):
@@ -188,7 +188,7 @@ class FakeSsm(_FakeWorker):
         answers = [self._draft(item) for item in request.items]
         drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        return DraftReply(self.worker_id, drafted, refused, 0.0, self.usage())
+        return DraftReply(self.worker_id, drafted, refused, 0.0, 0.0, self.usage())
 
     def _draft(self, item: DraftItem) -> DraftedItem | RefusedItem:
         books = self._take(item, 0)

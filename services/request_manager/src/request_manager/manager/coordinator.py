@@ -125,6 +125,7 @@ class Coordinator:
                 draft_forward_ms=drafts.forward_ms,
                 verify_ms=(verified - drafted) * 1e3,
                 verify_forward_ms=reply.forward_ms,
+                sample_ms=drafts.sample_ms + reply.sample_ms,
             )
         )
 
@@ -230,7 +231,7 @@ class Coordinator:
             if answer is None or answer.step != request.step:
                 self._drop(request, "other_step")
             elif isinstance(answer, RefusedItem):
-                request.holds(worker.worker_id, min(answer.held_len, request.committed_len - 1))
+                request.holds(worker.worker_id, max(0, min(answer.held_len, request.committed_len - 1)))
                 self._drop(request, answer.reason)
             elif not _is_sound(answer, _num_answers(item, trees), worker.announcement.vocab_size):
                 self._drop(request, "malformed_message")

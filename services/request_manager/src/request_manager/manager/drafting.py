@@ -44,13 +44,14 @@ class DraftWish:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Trees by request, and the time inside the SSM's forwards."""
+    """Trees by request, and the SSM's time inside forwards and sampling."""
 
     trees: dict[RequestId, TokenTree]
     forward_ms: float
+    sample_ms: float
 
 
-NOTHING = Drafts({}, 0.0)
+NOTHING = Drafts({}, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Drafter:
                 trees[item.request_id] = self._tree(wish.request.committed[wish.end - 1], item)
             except WireError as error:
                 log_event(logger, logging.WARNING, "draft is no tree", worker_id=self._link.worker_id, error=error)
-        return Drafts(trees, reply.forward_ms)
+        return Drafts(trees, reply.forward_ms, reply.sample_ms)
 
     def _tree(self, root: int, item: DraftedItem) -> TokenTree:
         if np.any(item.tokens >= self._link.vocab_size):

@@ -48,6 +48,7 @@ class ManagerMetrics:
             "verify": record.verify_ms,
             "draft_forward": record.draft_forward_ms,
             "verify_forward": record.verify_forward_ms,
+            "sample": record.sample_ms,
             "overhead": record.overhead_ms,
         }
         for part, duration_ms in parts.items():

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from request_manager.manager.drafting import Drafter, DraftLink, DraftWish
+from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, DraftWish
 from request_manager.manager.registry import Registry, Worker
 from treecore.messages import RequestId, WorkerId
 from treecore.service.bus import Bus
@@ -18,10 +18,11 @@ from treecore.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of drafting brought. forward_ms: the slowest SSM's time inside forwards."""
+    """What one round of drafting brought. forward_ms, sample_ms: of the SSM that took longest."""
 
     trees: dict[RequestId, list[TokenTree]]
     forward_ms: float
+    sample_ms: float
 
 
 class SsmPool:
@@ -44,7 +45,8 @@ class SsmPool:
         for answer in answers:
             for request_id, tree in answer.trees.items():
                 trees[request_id].append(tree)
-        return Round(trees, max((answer.forward_ms for answer in answers), default=0.0))
+        slowest = max(answers, key=lambda answer: answer.forward_ms, default=NOTHING)
+        return Round(trees, slowest.forward_ms, slowest.sample_ms)
 
     def prime(self, wishes: Sequence[DraftWish]) -> None:
         """Have the SSMs read prompts while the LLM does."""

@@ -8,9 +8,10 @@ from treecore.messages import BlockUsage, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Times in ms. draft, verify: from sending to having the answer; *_forward: inside the models' forwards.
+    """One step. Times in ms.
 
-    num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
+    draft, verify: from sending to having the answer; *_forward: inside the models' forwards; sample: choosing tokens
+    from logits, in both models. num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
     at depth i + 1; num_committed tokens are new.
     """
 
@@ -23,6 +24,7 @@ class StepRecord:
     draft_forward_ms: float
     verify_ms: float
     verify_forward_ms: float
+    sample_ms: float
 
     @property
     def num_accepted(self) -> int:
@@ -31,8 +33,8 @@ class StepRecord:
 
     @property
     def overhead_ms(self) -> float:
-        """Everything that is not a model forward: bus, codec, sampling, merge, accept, scheduling."""
-        return self.total_ms - self.draft_forward_ms - self.verify_forward_ms
+        """Everything that is not a model's work: bus, codec, merge, accept, scheduling."""
+        return self.total_ms - self.draft_forward_ms - self.verify_forward_ms - self.sample_ms
 
 
 class Observer(Protocol):
