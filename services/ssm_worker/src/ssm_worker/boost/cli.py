@@ -74,7 +74,7 @@ def run_generate(args: argparse.Namespace, run: RunDirectory) -> None:
         return plan_dialogue(index, args.seed, text.turns, openers, mixture)
 
     with tqdm(total=args.tokens, initial=store.num_tokens, unit="tok", desc="generate", smoothing=0.05) as bar:
-        fill(store, teacher, plan, args.tokens, bar.update)
+        fill(store, teacher, plan, args.tokens, lambda num_tokens: _advance(bar, num_tokens))
 
 
 def run_held_out(args: argparse.Namespace, run: RunDirectory) -> None:
@@ -109,7 +109,7 @@ def run_train(args: argparse.Namespace, run: RunDirectory) -> None:
 
         def on_step(num_tokens: int, loss: float) -> None:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            bar.update(num_tokens)
+            _advance(bar, num_tokens)
 
         training.finish(_held_out(run, spec.vocab_size), args.checkpoint_steps, on_step, _tell_mark)
 
@@ -145,6 +145,11 @@ def _measure_speed(teacher: Path, artefact: Path, bar: "tqdm[None]") -> Artefact
         ssm_ms=ssm_ms,
         teacher_ms=teacher_ms,
     )
+
+
+def _advance(bar: "tqdm[None]", num_tokens: int) -> None:
+    """Up to the bar's total: the last shard and the last batch are whole, and a bar beyond its end shows no ETA."""
+    bar.update(min(num_tokens, max(0, bar.total - bar.n)))
 
 
 def _mixture(args: argparse.Namespace) -> Mixture:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ssm_worker.boost.corpus import TeacherSequence
@@ -76,10 +76,9 @@ def export_artefact(student: Student, teacher: Path, artefact: Path) -> None:
     artefact.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in student.state_dict().items()}
     tensors[HEAD_TOKEN_IDS] = student.vocabulary.head_token_ids.int()
-    partial = artefact / "model.safetensors.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(artefact / "model.safetensors")
-    _write_text(artefact / "config.json", json.dumps(_artefact_config(student.spec, teacher), indent=1) + "\n")
+    config = json.dumps(_artefact_config(student.spec, teacher), indent=1) + "\n"
+    _write(artefact / "model.safetensors", save(tensors, metadata={"format": "pt"}))
+    _write(artefact / "config.json", config.encode())
 
 
 def _artefact_config(spec: ModelSpec, teacher: Path) -> dict[str, object]:
@@ -94,9 +93,9 @@ def _artefact_config(spec: ModelSpec, teacher: Path) -> dict[str, object]:
     }
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content)
     partial.replace(path)
 
 
