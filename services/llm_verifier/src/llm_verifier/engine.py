@@ -73,7 +73,10 @@ class Engine:
         for tokens in (item.tokens, item.tree_tokens):
             if np.any(tokens < 0) or np.any(tokens >= self._vocab_size):
                 raise WireError("a token id outside the vocabulary")
-        return join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        tree = join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        if _committed_len(item) + int(tree.depths.max()) > self._held.context_len:
+            raise WireError("a tree beyond the model's context")
+        return tree
 
     def _verify(self, taken: list[_Taken]) -> list[VerifiedItem]:
         logits = self._held.compute([entry.item.request_id for entry in taken])

@@ -83,6 +83,10 @@ class Grower:
     def _take(self, item: DraftItem) -> _Sapling | RefusedItem:
         if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
             return refusal(item, WireError("tokens outside the vocabulary"))
+        if any(width < 1 for width in item.expansion):
+            return refusal(item, WireError("a level without children"))
+        if item.start + len(item.tokens) + len(item.expansion) - 1 > self._held.context_len:
+            return refusal(item, WireError("a tree beyond the model's context"))
         return self._held.take(item) or _Sapling(item, self._held.params(item.request_id))
 
     def _grow(self, saplings: list[_Sapling]) -> None:

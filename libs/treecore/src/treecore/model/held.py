@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.errors import EspalierError, OutOfBlocks, StateMissing
+from treecore.errors import EspalierError, OutOfBlocks, StateMissing, WireError
 from treecore.messages import BlockUsage, DraftItem, RefusedItem, RequestId, VerifyItem
 from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
@@ -34,15 +34,22 @@ class HeldRequests:
         self._cache = SequenceCache(self._pool, block_len)
         self._block_len = block_len
         self._params: dict[RequestId, SamplingParams] = {}
+        self._taken: set[RequestId] = set()
         self._owner = ""
         self.forward_ms = 0.0
         self.sample_ms = 0.0
+
+    @property
+    def context_len(self) -> int:
+        """Positions that the model has; every committed token and every node needs one."""
+        return self._decoder.spec.context_len
 
     def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
         """Forget what is released; a new owner's requests start from nothing."""
         self.forward_ms = self.sample_ms = 0.0
         gone = list(self._params) if owner != self._owner else list(released)
         self._owner = owner
+        self._taken.clear()
         for request_id in gone:
             self._cache.release(request_id)
             self._params.pop(request_id, None)
@@ -60,7 +67,12 @@ class HeldRequests:
     def _take(self, item: DraftItem | VerifyItem) -> None:
         if item.params is None and item.request_id not in self._params:
             raise StateMissing(0)
+        if item.request_id in self._taken:
+            raise WireError("a request twice in one message: the cache can follow only one of them")
+        if item.start + len(item.tokens) > self.context_len:
+            raise WireError("tokens beyond the model's context")
         self._cache.advance(item.request_id, item.start, item.tokens)
+        self._taken.add(item.request_id)
         if item.params is not None:
             self._params[item.request_id] = item.params
 
