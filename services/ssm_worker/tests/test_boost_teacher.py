@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from ssm_worker.boost.archive import read_archive
@@ -21,6 +22,7 @@ from ssm_worker.boost.testing import VOCAB_SIZE, random_sequences, write_tiny_te
 from ssm_worker.boost.turns import TeacherText, Turns, read_openers, read_prompts
 from treecore.errors import ConfigError
 from treecore.model.load import load_decoder
+from treecore.noise import Seed, gumbel
 
 MIXTURE = Mixture(max_prompt_len=6, max_answer_len=8)
 END = 2
@@ -177,6 +179,28 @@ def assert_answer_is_greedy(sequence: TeacherSequence, turns: Turns) -> None:
     first = len(prompt) + len(turns.close)
     best = sequence.top_ids[first : first + len(answer), 0].tolist()
     assert answer == [END if token in turns.special else token for token in best]
+
+
+def test_words_are_drawn_at_their_temperature(teacher_dir: Path, text: TeacherText) -> None:
+    """Prompts at 1, answers at the plan's: every token is argmax(log p / T + G(seed, position, .)) of the reference."""
+    asked = plans(text, 0, 12)
+    for plan, sequence in zip(asked, by_index(new_teacher(teacher_dir, text, 4).write(asked)), strict=True):
+        tokens = sequence.tokens.tolist()
+        logp = reference_logp(teacher_dir, sequence.tokens).numpy()
+        prompt, _, answer = split_at(tokens[plan.start :], list(text.turns.close))
+        answer_start = len(tokens) - len(answer)
+        for position in range(len(plan.forced), plan.start + len(prompt)):
+            assert tokens[position] == drawn(logp[position - 1], 1.0, plan.seed, position)
+        for position in range(answer_start, len(tokens)):
+            token = drawn(logp[position - 1], plan.temperature, plan.seed, position)
+            assert tokens[position] == (END if token in text.turns.special else token)
+
+
+def drawn(logp: NDArray[np.float32], temperature: float, seed: Seed, position: int) -> int:
+    """Architecture section 4, as it reads."""
+    if temperature == 0:
+        return int(logp.argmax())
+    return int((logp / temperature + gumbel(seed, position, np.arange(len(logp), dtype=np.int32))).argmax())
 
 
 def test_text_is_a_function_of_the_seed(teacher_dir: Path, text: TeacherText) -> None:

@@ -39,14 +39,15 @@ def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
 
-def gumbel(seed: Seed, position: int, token_ids: NDArray[np.integer]) -> NDArray[np.float32]:
+def gumbel(seed: Seed, positions: int | NDArray[np.integer], token_ids: NDArray[np.integer]) -> NDArray[np.float32]:
     """G(seed, position, token) for each of `token_ids` (any order), float32 [n].
 
-    u = ((bits >> 8) + 0.5) * 2^-24 needs 25 bits, so u and both logarithms are float64; only the result is rounded.
+    positions: one for all tokens, or one a token. u = ((bits >> 8) + 0.5) * 2^-24 needs 25 bits, so u and both
+    logarithms are float64; only the result is rounded.
     """
-    blocks, where = _blocks_of(token_ids)
+    blocks, where = _distinct(np.broadcast_to(positions, token_ids.shape), token_ids // LANES)
     counters = np.zeros((len(blocks), LANES), np.uint64)
-    counters[:, 0], counters[:, 1], counters[:, 2] = blocks, position, TOKEN_STREAM
+    counters[:, 0], counters[:, 1], counters[:, 2] = blocks[:, 1], blocks[:, 0], TOKEN_STREAM
     bits = philox(seed, counters)[where, token_ids % LANES]
     uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     noise: NDArray[np.float32] = -np.log(-np.log(uniform)).astype(np.float32)
@@ -61,11 +62,15 @@ def choice_seed(seed: Seed, choice_idx: int) -> Seed:
     return Seed(int(block[0]) | int(block[1]) << 32)
 
 
-def _blocks_of(token_ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The counter blocks that hold `token_ids`, each once, and the block of each token."""
-    blocks = token_ids // LANES
+def _distinct(
+    positions: NDArray[np.integer], blocks: NDArray[np.integer]
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The distinct (position, block) pairs, int [m, 2], and which of them each entry is: four tokens share one."""
     if len(blocks) == 0:
-        return blocks, blocks
-    used = np.zeros(int(blocks.max()) + 1, np.bool_)
-    used[blocks] = True
-    return np.flatnonzero(used), (np.cumsum(used) - 1)[blocks]
+        return np.empty((0, 2), np.int64), blocks
+    first, stride = int(positions.min()), int(blocks.max()) + 1
+    keys = (positions - first).astype(np.int64) * stride + blocks
+    used = np.zeros(int(keys.max()) + 1, np.bool_)
+    used[keys] = True
+    distinct = np.flatnonzero(used)
+    return np.stack([distinct // stride + first, distinct % stride], axis=1), (np.cumsum(used) - 1)[keys]

@@ -7,6 +7,7 @@ The same functions serve the LLM (its token) and the SSMs (the top k children); 
 p_t need not be normalised: a constant does not move the argmax.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,18 +63,29 @@ def best_tokens(
     position: int,
     num_tokens: int = 1,
 ) -> NDArray[np.int32]:
-    """The first `num_tokens` tokens of the order by log p + G at `position`, best first; fewer if p has fewer.
+    """`best_tokens_of_nodes` for one node. logits: fp32 [V]."""
+    return best_tokens_of_nodes(logits[None], token_ids, params, [position], num_tokens)[0]
 
-    logits: fp32 [V] of one node. token_ids: int32 [V] ascending, or None where the index is the id (a trimmed head).
-    For the LLM, one token: x_t. For a coupled SSM, its k children (architecture section 4).
+
+def best_tokens_of_nodes(
+    logits: NDArray[np.float32],
+    token_ids: NDArray[np.int32] | None,
+    params: SamplingParams,
+    positions: Sequence[int],
+    num_tokens: int = 1,
+) -> list[NDArray[np.int32]]:
+    """Per node the first `num_tokens` tokens of the order by log p + G, best first; fewer if p has fewer.
+
+    logits: fp32 [n, V], a row a node. positions: of the tokens to be chosen. token_ids: int32 [V] ascending, or None
+    where the index is the id (a trimmed head). For the LLM, one token: x_t. For a coupled SSM, its k children.
     """
     if params.is_greedy and num_tokens == 1:
-        best = np.array([logits.argmax()], np.int32)
-        return best if token_ids is None else token_ids[best]
-    law = processed(logits, token_ids, params)
+        best = logits.argmax(axis=1).astype(np.int32)
+        return list((best if token_ids is None else token_ids[best])[:, None])
+    laws = [processed(row, token_ids, params) for row in logits]
     if params.is_greedy:
-        return _top(law.token_ids, law.logp, num_tokens)
-    return _top_noisy(law, params.seed, position, num_tokens)
+        return [_top(law.token_ids, law.logp, num_tokens) for law in laws]
+    return _top_noisy(laws, params.seed, positions, num_tokens)
 
 
 def processed(logits: NDArray[np.float32], token_ids: NDArray[np.int32] | None, params: SamplingParams) -> Distribution:
@@ -128,18 +140,29 @@ def _top(token_ids: NDArray[np.int32], scores: NDArray[np.float32], count: int) 
     return token_ids[best[scores[best] > -np.inf]]  # p = 0 is no token, however few others there are
 
 
-def _top_noisy(law: Distribution, seed: Seed, position: int, count: int) -> NDArray[np.int32]:
-    """The top `count` of logp + G, exactly, without drawing noise for tokens that cannot win.
+def _top_noisy(
+    laws: Sequence[Distribution], seed: Seed, positions: Sequence[int], count: int
+) -> list[NDArray[np.int32]]:
+    """The top `count` of logp + G of each law, exactly, without drawing noise for tokens that cannot win.
 
     Noise is at most GUMBEL_MAX: once `count` tokens score at least s, a token with logp < s - GUMBEL_MAX is out.
     """
-    first = _top_indices(law.logp, max(_FIRST_LOOK, count))
-    scores = law.logp[first] + gumbel(seed, position, law.token_ids[first])
-    if len(first) < len(law.logp):
-        floor = np.partition(scores, -count)[-count]
-        contenders = np.flatnonzero(law.logp >= floor - np.float32(GUMBEL_MAX))
-        law = Distribution(law.token_ids[contenders], law.logp[contenders])
-        scores = law.logp + gumbel(seed, position, law.token_ids)
-        return _top(law.token_ids, scores, count)
-    order = np.argsort(first)
-    return _top(law.token_ids[first[order]], scores[order], count)
+    first = [_keep(law, _top_indices(law.logp, max(_FIRST_LOOK, count))) for law in laws]
+    contenders = [
+        law if len(look.logp) == len(law.logp) else _contenders(law, np.partition(scores, -count)[-count])
+        for law, look, scores in zip(laws, first, _scores(first, seed, positions), strict=True)
+    ]
+    scored = zip(contenders, _scores(contenders, seed, positions), strict=True)
+    return [_top(law.token_ids, scores, count) for law, scores in scored]
+
+
+def _contenders(law: Distribution, floor: np.float32) -> Distribution:
+    return _keep(law, np.flatnonzero(law.logp >= floor - np.float32(GUMBEL_MAX)))
+
+
+def _scores(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Logp + G of every token of every law; the noise of all laws is drawn in one go."""
+    lengths = [len(law.logp) for law in laws]
+    noise = gumbel(seed, np.repeat(positions, lengths), np.concatenate([law.token_ids for law in laws]))
+    parts = np.split(noise, np.cumsum(lengths)[:-1])
+    return [law.logp + part for law, part in zip(laws, parts, strict=True)]

@@ -20,7 +20,7 @@ from treecore.messages import (
     join_tree,
 )
 from treecore.model.held import HeldRequests, refusal
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.sampling import SamplingParams, best_tokens_of_nodes
 from treecore.tree import TokenTree
 
 
@@ -105,8 +105,5 @@ def llm_tokens(
 
     logits: fp32 [N, V]. A node at position p is followed by the token at position p + 1, whose noise is G(s, p + 1, .).
     """
-    positions = topology.positions(tree.parents, committed_len)
-    return np.array(
-        [best_tokens(row, None, params, int(position) + 1)[0] for row, position in zip(logits, positions, strict=True)],
-        np.int32,
-    )
+    following = topology.positions(tree.parents, committed_len) + 1
+    return np.concatenate(best_tokens_of_nodes(logits, None, params, following.tolist()))

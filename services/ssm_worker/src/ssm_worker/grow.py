@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from treecore.errors import WireError
 from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.sampling import SamplingParams, best_tokens_of_nodes
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class _Sapling:
         position = self.item.start + len(self.item.tokens) + self.level
         width = self.item.expansion[self.level]
         first = len(self.tokens) + 1
-        for node, row in zip(self.frontier, logits, strict=True):
-            children = best_tokens(row, head_token_ids, self.params, position, width)
+        chosen = best_tokens_of_nodes(logits, head_token_ids, self.params, [position] * len(logits), width)
+        for node, children in zip(self.frontier, chosen, strict=True):
             self.tokens += children.tolist()
             self.parents += [node] * len(children)
         self.frontier = range(first, len(self.tokens) + 1)

@@ -10,9 +10,9 @@ from treecore.messages import BlockUsage, WorkerId
 class StepRecord:
     """One step. Times in ms.
 
-    draft, verify: from sending to having the answer; *_forward: inside the models' forwards; sample: choosing tokens
-    from logits, in both models. num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
-    at depth i + 1; num_committed tokens are new.
+    num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
+    at depth i + 1; num_committed tokens are new. draft, verify: from sending to having the answer; *_forward: inside
+    the models' forwards; sample: choosing tokens from logits, in both models.
     """
 
     num_requests: int

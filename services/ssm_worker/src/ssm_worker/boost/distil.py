@@ -106,5 +106,5 @@ def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, t
     p = torch.where(in_head, batch.top_logp / temperature, torch.tensor(ABSENT)).softmax(-1)
     log_q = (logits / temperature).log_softmax(-1).gather(1, column.clamp_min(0))
     teaches = in_head.any(1)
-    losses = -(p * log_q * in_head).sum(1)[teaches]
+    losses = -(p * log_q).sum(1)[teaches]
     return losses.sum() / max(len(losses), 1)
