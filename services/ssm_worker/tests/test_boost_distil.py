@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 from ssm_worker.boost.agreement import measure_agreement
 from ssm_worker.boost.archive import read_archive
 from ssm_worker.boost.batches import BatchOrder, TrainingBatch, collate
+from ssm_worker.boost.checkpoint import read_log
 from ssm_worker.boost.corpus import Corpus, TeacherSequence
 from ssm_worker.boost.distil import Distiller, Recipe, distillation_loss
 from ssm_worker.boost.prune import choose_head_tokens, export_artefact, outer_layers, prune, read_artefact
@@ -34,7 +35,7 @@ VOCAB = TINY["vocab_size"]
 ALL_TOKENS = np.arange(VOCAB)
 CORPUS = Corpus(random_sequences(21, VOCAB), 0.0)
 HELD_OUT = random_sequences(9, VOCAB, seed=1)
-RECIPE = Recipe(layers=(0, 3), num_head_rows=50, token_visits=CORPUS.num_positions + 60, batch_len=3, pool_len=6)
+RECIPE = Recipe(layers=(0, 3), num_head_rows=50, token_visits=CORPUS.num_positions + 90, batch_len=3, pool_len=6)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -318,6 +319,8 @@ def test_killed_at_any_step_training_ends_the_same(teacher: Path, tmp_path: Path
     num_steps = train(tmp_path / "whole", teacher)
     expected = result(tmp_path / "whole")
     assert num_steps > 7  # into the second epoch
+    assert num_steps % 3  # the end has a checkpoint of its own
+    assert read_log(RunDirectory(tmp_path / "whole").checkpoint).marks[-1].num_steps == num_steps
     for step in range(1, num_steps + 1):
         root = tmp_path / str(step)
         with pytest.raises(Killed):
