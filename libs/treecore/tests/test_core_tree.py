@@ -117,9 +117,12 @@ def test_merge_refuses_different_roots() -> None:
 
 @given(trees(), st.integers(1, 30), st.integers(0, 8))
 def test_prune_keeps_budgets_ancestors_and_tries(tree: TokenTree, max_nodes: int, max_depth: int) -> None:
-    """Within both budgets, closed under ancestors, breadth first, and nothing changed about what stays."""
+    """Within both budgets, closed under ancestors, breadth first; what stays is unchanged and keeps its order."""
     pruned = prune(tree, max_nodes, max_depth)
     assert_well_formed(pruned)
+    rest = iter(range(len(tree)))
+    for node in range(len(pruned)):
+        assert any(path_of(tree, idx) == path_of(pruned, node) for idx in rest)
     shallow = [len(walk_up(tree, node)) - 1 for node in range(len(tree))]
     eligible = sorted(depth for depth in shallow if depth <= max_depth)
     assert sorted(pruned.depths.tolist()) == eligible[:max_nodes]
