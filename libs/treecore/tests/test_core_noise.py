@@ -65,6 +65,15 @@ def test_gumbel_equals_the_definition_for_any_tokens(seed: Seed, position: int, 
     np.testing.assert_allclose(noise, wanted, rtol=2e-7, atol=1e-7)
 
 
+@given(seeds, st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 300_000)), min_size=1, max_size=8))
+def test_many_positions_at_once_equal_one_after_another(seed: Seed, keys: list[tuple[int, int]]) -> None:
+    """Near or far apart, in any order, repeated: bit-identical, and in little memory."""
+    positions, tokens = (np.array(column) for column in zip(*keys, strict=True))
+    noise = gumbel(seed, positions, tokens.astype(np.int32))
+    alone = [gumbel(seed, position, np.array([token], np.int32))[0] for position, token in keys]
+    np.testing.assert_array_equal(noise, np.array(alone))
+
+
 @given(seeds, st.integers(0, 2**20), st.integers(1, 400))
 def test_gumbel_of_a_token_does_not_depend_on_company(seed: Seed, position: int, num: int) -> None:
     """Bit-identical alone, in a subset and over the whole vocabulary: pruning may rely on it."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from treecore.noise import Seed, gumbel
-from treecore.sampling import SamplingParams, best_tokens, processed
+from treecore.sampling import SamplingParams, best_tokens, best_tokens_of_nodes, processed
 
 Logits = NDArray[np.float32]
 Chooser = Callable[[Logits, SamplingParams, int], int]
@@ -93,6 +93,22 @@ def test_large_vocabularies_equal_brute_force(
     logits = (np.random.default_rng(seed).normal(size=2000) * spread).astype(np.float32)
     found = best_tokens(logits, None, params, 5, num_tokens)
     assert found.tolist() == oracle_best(logits.tolist(), params, 5, num_tokens)
+
+
+@given(
+    st.integers(0, 10**6),
+    params_of_all_kinds,
+    st.lists(st.integers(0, 2**20), min_size=1, max_size=6),
+    st.integers(1, 5),
+)
+def test_the_nodes_of_a_tree_at_once_equal_one_after_another(
+    seed: int, params: SamplingParams, positions: list[int], num_tokens: int
+) -> None:
+    """Noise drawn for all nodes in one go, at equal and different positions, gives each node its own tokens."""
+    logits = (np.random.default_rng(seed).normal(size=(len(positions), 200)) * 4).astype(np.float32)
+    found = best_tokens_of_nodes(logits, None, params, positions, num_tokens)
+    for row, position, tokens in zip(logits, positions, found, strict=True):
+        assert tokens.tolist() == oracle_best(row.tolist(), params, position, num_tokens)
 
 
 @given(st.integers(0, 10**6), params_of_all_kinds, st.integers(1, 6))

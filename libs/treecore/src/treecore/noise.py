@@ -23,6 +23,7 @@ _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _ROUNDS = 10
+_DENSE_KEYS = 1 << 22
 
 
 def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -70,7 +71,14 @@ def _distinct(
         return np.empty((0, 2), np.int64), blocks
     first, stride = int(positions.min()), int(blocks.max()) + 1
     keys = (positions - first).astype(np.int64) * stride + blocks
+    distinct, where = _ranked(keys)
+    return np.stack([distinct // stride + first, distinct % stride], axis=1), where
+
+
+def _ranked(keys: NDArray[np.int64]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """As np.unique with its inverse; without sorting where the keys are dense, as those of one tree are."""
+    if int(keys.max()) >= _DENSE_KEYS:
+        return np.unique(keys, return_inverse=True)
     used = np.zeros(int(keys.max()) + 1, np.bool_)
     used[keys] = True
-    distinct = np.flatnonzero(used)
-    return np.stack([distinct // stride + first, distinct % stride], axis=1), (np.cumsum(used) - 1)[keys]
+    return np.flatnonzero(used), (np.cumsum(used) - 1)[keys]
