@@ -15,7 +15,8 @@ from treecore.noise import Seed, gumbel
 from treecore.sampling import SamplingParams, best_tokens, best_tokens_of_nodes, processed
 
 Logits = NDArray[np.float32]
-Chooser = Callable[[Logits, SamplingParams, int], int]
+Positions = NDArray[np.int64]
+Chooser = Callable[[Logits, SamplingParams, Positions], NDArray[np.int32]]
 
 temperatures = st.sampled_from([0.0, 0.01, 0.3, 0.8, 1.0, 1.7, 2.0])
 seeds = st.integers(0, 2**64 - 1).map(Seed)
@@ -186,9 +187,9 @@ def softmax(logits: Logits, temperature: float) -> NDArray[np.float64]:
 
 
 @cache
-def drawn(choose: Chooser, params: SamplingParams) -> NDArray[np.int64]:
+def drawn(choose: Chooser, params: SamplingParams) -> NDArray[np.int32]:
     """NUM_DRAWS tokens, one a position."""
-    return np.array([choose(LAW_LOGITS, params, position) for position in range(NUM_DRAWS)])
+    return choose(np.tile(LAW_LOGITS, (NUM_DRAWS, 1)), params, np.arange(NUM_DRAWS))
 
 
 def statistic(choose: Chooser, params: SamplingParams) -> float:
@@ -198,26 +199,26 @@ def statistic(choose: Chooser, params: SamplingParams) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def ours(logits: Logits, params: SamplingParams, position: int) -> int:
+def ours(logits: Logits, params: SamplingParams, positions: Positions) -> NDArray[np.int32]:
     """What is tested."""
-    return int(best_tokens(logits, None, params, position)[0])
+    return np.concatenate(best_tokens_of_nodes(logits, None, params, positions.tolist()))
 
 
-def temperature_ignored(logits: Logits, params: SamplingParams, position: int) -> int:
+def temperature_ignored(logits: Logits, params: SamplingParams, positions: Positions) -> NDArray[np.int32]:
     """Mutant: always temperature 1."""
-    return ours(logits, SamplingParams(1.0, 0, 1.0, params.seed), position)
+    return ours(logits, SamplingParams(1.0, 0, 1.0, params.seed), positions)
 
 
-def noise_of_uniform_law(logits: Logits, params: SamplingParams, position: int) -> int:
+def noise_of_uniform_law(logits: Logits, params: SamplingParams, positions: Positions) -> NDArray[np.int32]:
     """Mutant: uniform noise in place of Gumbel noise."""
-    noise = gumbel(params.seed, position, np.arange(len(logits), dtype=np.int32))
-    uniform = np.exp(-np.exp(-noise))
-    return int((logits / np.float32(params.temperature) + uniform).argmax())
+    tokens = np.tile(np.arange(logits.shape[1], dtype=np.int32), len(logits))
+    noise = gumbel(params.seed, np.repeat(positions, logits.shape[1]), tokens).reshape(logits.shape)
+    return (logits / np.float32(params.temperature) + np.exp(-np.exp(-noise))).argmax(axis=1).astype(np.int32)
 
 
-def one_position_for_all(logits: Logits, params: SamplingParams, position: int) -> int:
+def one_position_for_all(logits: Logits, params: SamplingParams, positions: Positions) -> NDArray[np.int32]:
     """Mutant: two positions share their noise."""
-    return ours(logits, params, position // 2)
+    return ours(logits, params, positions // 2)
 
 
 @pytest.mark.parametrize("seed", [11, 2**63 + 5])

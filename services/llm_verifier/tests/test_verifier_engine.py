@@ -307,7 +307,7 @@ wild_requests = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(requests=st.lists(wild_requests, min_size=1, max_size=6))
 def test_wild_requests_never_break_the_engine(decoder: Decoder, requests: list[VerifyRequest]) -> None:
     """Whatever comes: an answer or a refusal for each item, the books in balance, and sound work goes on."""
