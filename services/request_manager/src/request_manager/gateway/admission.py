@@ -16,6 +16,8 @@ from treecore.messages import RequestId
 from treecore.noise import Seed, choice_seed
 from treecore.sampling import SamplingParams
 
+_MAX_ECHO = 200  # characters of a wrong value that an error repeats
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -49,7 +51,7 @@ def check_model(model: str, card: ModelCard, aliases: Sequence[str]) -> None:
     """Raises InvalidRequest if `model` is neither the model's name nor an alias of it."""
     if model != card.name and model not in aliases:
         raise InvalidRequest(
-            f"the model {model!r} does not exist; this server has {card.name!r}", "model", "model_not_found"
+            f"the model {model[:_MAX_ECHO]!r} does not exist; this server has {card.name!r}", "model", "model_not_found"
         )
 
 

@@ -1,6 +1,7 @@
 """What clients may send, as strict pydantic models: the shape of each field, and of nothing that needs the model.
 
-Lengths against the context, token ids against the vocabulary and the model's name are checked in admission.
+Lengths against the context, token ids against the vocabulary and the model's name are checked in admission. Validating
+a body stops at the first bad item of a list: megabytes of bad ones would else be as many errors, and stall everybody.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ Prompt = str | tuple[int, ...]
 
 _MAX_TOKENS = 2**31 - 1
 _MAX_TREE_DEPTH = 64
+_MAX_STOP_CHARS = 1024  # each choice compiles its stop strings, in time and memory that grow with their length
 
 R = TypeVar("R", bound="GenerationRequest")
 
@@ -33,11 +35,19 @@ class StreamOptions(_Strict):
 class Extension(_Strict):
     """Espalier's own fields; a name that is none of them is an error, not ignored."""
 
-    model_config = ConfigDict(extra="forbid")
-
     speculation: bool | None = None
     tree: list[Annotated[int, Field(ge=1, le=_MAX_TOKENS)]] | None = Field(default=None, max_length=_MAX_TREE_DEPTH)
     return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_other_field(cls, value: object) -> object:
+        other = (
+            next((name for name in value if name not in cls.model_fields), None) if isinstance(value, dict) else None
+        )
+        if other is not None:
+            raise InvalidRequest(f"espalier.{other}: there is no such field", f"espalier.{other}")
+        return value
 
 
 def _stop_strings(value: object) -> object:
@@ -56,9 +66,9 @@ class GenerationRequest(_Strict):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0, le=_MAX_TOKENS)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_stop_strings)] = Field(
-        default=[], max_length=4
-    )
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]], BeforeValidator(_stop_strings)
+    ] = Field(default=[], max_length=4)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(default=1, ge=1, le=16)
@@ -125,7 +135,7 @@ class Message(_Strict):
     """One turn. Content in parts is its texts, each on a line of its own."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
 
     @property
@@ -142,7 +152,7 @@ class ChatRequest(GenerationRequest):
     neutral_fields: ClassVar[unsupported.Neutral] = unsupported.CHAT
     default_tokens: ClassVar[int | None] = None
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
 
     @property
