@@ -39,7 +39,7 @@ demo: setup model
 test: setup model
 	$(MAKE) --no-print-directory check
 
-check: setup
+check: setup model
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

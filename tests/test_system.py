@@ -116,6 +116,7 @@ async def test_a_client_that_leaves_frees_its_cache(client: httpx.AsyncClient) -
     body = {"model": "tiny", "prompt": "Go on", "max_tokens": 150, "stream": True, "temperature": 1, "seed": 4}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
+        assert await blocks_used(client) > 0
     async with asyncio.timeout(1):
         while await blocks_used(client) > 0:
             pass
@@ -132,8 +133,9 @@ async def blocks_used(client: httpx.AsyncClient) -> float:
 async def test_ssm_equal_to_the_llm_is_always_right(client: httpx.AsyncClient) -> None:
     """With the LLM as its own SSM each step yields the whole depth of the tree and the bonus token."""
     answer = await complete(client, "Same", max_tokens=41, espalier={"tree": [1, 1, 1]}, temperature=1, seed=9)
-    if len(token_ids(answer)) == 41:
-        assert answer["espalier"]["steps"] == 1 + 40 // 4
+    num_tokens = len(token_ids(answer))
+    assert num_tokens > 20
+    assert answer["espalier"]["steps"] == 1 + -(-(num_tokens - 1) // 4)
 
 
 async def test_replay_from_the_seed_told(client: httpx.AsyncClient) -> None:

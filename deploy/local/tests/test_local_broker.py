@@ -62,7 +62,7 @@ async def test_a_reserved_port_can_be_listened_on_by_a_server() -> None:
     port.close()
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid", "a b"])
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid", "a b", "a..b", "\udcff"])
 def test_a_host_that_is_not_ours_is_one_clear_line(host) -> None:
     """An address of another machine, or no address at all."""
     with pytest.raises(ConfigError, match=r"^(host|cannot listen)"):

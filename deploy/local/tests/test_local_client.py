@@ -95,10 +95,11 @@ async def test_a_stream_that_breaks_off_is_never_an_answer(cut: int) -> None:
 
 
 async def test_who_is_no_gateway_is_told_so() -> None:
-    """HTML with status 200, and nobody at all."""
-    async with gateway(b"<html>") as client:
-        with pytest.raises(Unavailable, match="is no Espalier"):
-            await served_model(client)
+    """HTML or other JSON with status 200, and nobody at all."""
+    for body in (b"<html>", b"[]", b"{}", b'{"data": null}'):
+        async with gateway(body) as client:
+            with pytest.raises(Unavailable, match="is no Espalier"):
+                await served_model(client)
     async with open_client("http://127.0.0.1:1/v1/") as client:
         assert str(client.base_url) == "http://127.0.0.1:1"
         with pytest.raises(Unavailable, match="is no Espalier"):

@@ -32,7 +32,7 @@ class ModelCache:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "ModelCache":
         """$ESPALIER_CACHE, else $XDG_CACHE_HOME/espalier, else ~/.cache/espalier."""
         if own := environment.get("ESPALIER_CACHE"):
-            return cls(Path(own).expanduser().absolute())
+            return cls(typed_path(own).absolute())
         base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return cls(Path(base).absolute() / "espalier")
 
@@ -60,6 +60,14 @@ class ModelCache:
                 on_wait()
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+
+def typed_path(text: str) -> Path:
+    """The path that somebody typed; `~` of a user who is not known here stays as it is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def sha256_of(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from treecore.errors import InvalidRequest, Unavailable
+from treecore.errors import ConfigError, InvalidRequest, Unavailable
 
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
@@ -90,13 +90,24 @@ async def served_model(client: httpx.AsyncClient) -> str:
         response = await client.get("/v1/models", timeout=_timeout())
         await _check(response)
         return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError) as error:
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise Unavailable(f"{client.base_url} is no Espalier that answers: {error or type(error).__name__}") from error
 
 
 def open_client(url: str) -> httpx.AsyncClient:
-    """A client for the gateway at `url`; the /v1 of an OpenAI base URL may be there or not."""
-    return httpx.AsyncClient(base_url=url.rstrip("/").removesuffix("/v1"), trust_env=False)
+    """A client for the gateway at `url`; the /v1 of an OpenAI base URL may be there or not. Raises ConfigError."""
+    base_url = url.rstrip("/").removesuffix("/v1")
+    if not _is_http(base_url):
+        raise ConfigError(f"{url!r} is no URL of a gateway, like http://127.0.0.1:8000")
+    return httpx.AsyncClient(base_url=base_url, trust_env=False)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.host) and 0 < (parts.port or 80) < 2**16
 
 
 def _timeout() -> httpx.Timeout:

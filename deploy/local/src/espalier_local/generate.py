@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 
 from espalier_local.client import Answer, Ask, complete, served_model
@@ -50,6 +51,8 @@ def _ask(args: argparse.Namespace) -> Ask:
         args.prompt.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest("the prompt is not valid UTF-8") from error
+    if not math.isfinite(args.temperature):
+        raise InvalidRequest(f"--temperature {args.temperature} is no number that JSON has")
     return Ask(
         prompt=args.prompt,
         max_tokens=args.max_tokens,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier_local.cache import ModelCache, Pin, sha256_of
+from espalier_local.cache import ModelCache, Pin, sha256_of, typed_path
 from treecore.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -82,7 +82,7 @@ def fetch_command(name: str) -> str:
 
 def resolve_model(wanted: str, cache: ModelCache, report: Report) -> ServedModel:
     """What `--model` names, ready to be loaded; raises ConfigError, in one line, saying what to do."""
-    path = Path(wanted).expanduser()
+    path = typed_path(wanted)
     if wanted in KNOWN:
         return _fetched(wanted, cache)
     if wanted and path.is_dir():
@@ -113,7 +113,11 @@ def shipped_ssm(model_name: str) -> ServedModel | None:
     if known is None or known.ssm is None:
         return None
     directory = Path(str(importlib.resources.files("ssm_worker") / "artefacts" / known.ssm))
-    return ServedModel(known.ssm, directory) if (directory / "config.json").is_file() else None
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"the SSM {known.ssm} is not where the package ssm_worker should have it; or use --ssm {NO_SSM}"
+        )
+    return ServedModel(known.ssm, directory)
 
 
 def converted_gguf(path: Path, cache: ModelCache, report: Report) -> Path:
@@ -151,7 +155,7 @@ def _resolve_ssm(wanted: str, model: ServedModel) -> tuple[ServedModel, ...]:
     if wanted == DEFAULT_SSM:
         shipped = shipped_ssm(model.name)
         return (shipped,) if shipped else ()
-    path = Path(wanted).expanduser().resolve()
+    path = typed_path(wanted).resolve()
     if not (path / "config.json").is_file():
         raise ConfigError(f"ssm {wanted!r} is no checkpoint directory (it has no config.json)")
     return (ServedModel(path.name, path),)

@@ -66,6 +66,13 @@ def widths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of widths like 2,2,1 ({error})") from error
 
 
+def positive(text: str) -> int:
+    """A whole number from 1; for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
 def port(text: str) -> int:
     """A TCP port; for argparse."""
     if not text.isdecimal() or not 0 <= int(text) <= 65535:

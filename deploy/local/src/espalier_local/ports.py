@@ -24,6 +24,8 @@ class ReservedPort:
             self._socket = socket.socket(family, kind, protocol)
         except OSError as error:
             raise ConfigError(f"host {host}: {error.strerror}") from error
+        except UnicodeError as error:  # a name that DNS cannot carry
+            raise ConfigError(f"host {host[:80]!r} is no name of a host ({error})") from error
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(address)

@@ -12,6 +12,8 @@ from treecore.service.bus import Bus, NatsBus
 
 Who = tuple[WorkerKind, str]
 
+SUBJECT_PREFIX = "espalier"  # a broker of our own: whatever the environment says, all parts agree
+
 
 class RollCall:
     """Hears announcements. The events are set, and replaced, by the subscription's one callback."""
@@ -22,7 +24,7 @@ class RollCall:
 
     async def listen(self, url: str) -> None:
         """Connect to the broker at `url`, however long it takes to appear, and hear from now on."""
-        self._bus = await NatsBus.connect(url, "launcher", "espalier", asyncio.Event())
+        self._bus = await NatsBus.connect(url, "launcher", SUBJECT_PREFIX, asyncio.Event())
         await self.attend(self._bus)
 
     async def attend(self, bus: Bus) -> None:

@@ -20,7 +20,7 @@ from espalier_local import broker
 from espalier_local.child import ChildSpec, LineSink
 from espalier_local.models import ServedModel
 from espalier_local.ports import ReservedPort
-from espalier_local.rollcall import RollCall
+from espalier_local.rollcall import SUBJECT_PREFIX, RollCall
 from espalier_local.supervise import ChildFailed, RestartPolicy, Supervisor
 from treecore.messages import WorkerKind
 
@@ -74,7 +74,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     listen = ("--host", at.host, "--port", str(at.port))
 
     def service(name: str, module: str, *flags: str) -> ChildSpec:
-        common = ("--nats-url", at.nats_url, "--log-level", config.log_level)
+        common = ("--nats-url", at.nats_url, "--subject-prefix", SUBJECT_PREFIX, "--log-level", config.log_level)
         env = {"OMP_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
         return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env)
 

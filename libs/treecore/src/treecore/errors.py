@@ -18,7 +18,6 @@ class EspalierError(Exception):
     """Base of all errors that cross a border. `code` is stable; the message is for people."""
 
     code: ClassVar[str] = "internal_error"
-    retryable: ClassVar[bool] = False
 
 
 class ConfigError(EspalierError):
@@ -48,7 +47,6 @@ class Overloaded(EspalierError):
     """Admission is full. Nothing was admitted."""
 
     code = "overloaded"
-    retryable = True
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -59,7 +57,6 @@ class Unavailable(EspalierError):
     """No worker can do this now."""
 
     code = "unavailable"
-    retryable = True
 
 
 class WireError(EspalierError):
@@ -72,7 +69,6 @@ class StateMissing(EspalierError):
     """The worker holds only the first `held_len` committed tokens of the request; send the rest again."""
 
     code = "state_missing"
-    retryable = True
 
     def __init__(self, held_len: int) -> None:
         super().__init__(f"state holds {held_len} tokens")
@@ -83,4 +79,3 @@ class OutOfBlocks(EspalierError):
     """The KV cache cannot hold this step; nothing was changed."""
 
     code = "out_of_blocks"
-    retryable = True

@@ -41,7 +41,7 @@ class DraftItem:
 class DraftRequest:
     """Manager -> SSM worker.
 
-    `owner` is the manager's identity: a new owner makes the worker forget the old one's requests.
+    `owner` names the manager's session with this worker: a new one makes the worker forget the old one's requests.
     """
 
     owner: str

@@ -6,6 +6,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable
+from contextlib import nullcontext
 
 import uvicorn
 from fastapi import FastAPI
@@ -55,14 +56,19 @@ async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
     text = TextCodec.from_dir(settings.model)
     listener = _listen(settings.host, settings.port)
     owner = f"manager-{secrets.token_hex(4)}"
-    bus = await NatsBus.connect(settings.nats_url, owner, settings.subject_prefix, stop)
+    bus = NatsBus(settings.subject_prefix)
     registry = Registry(asyncio.get_running_loop().time)
     metrics = CollectorRegistry()
     coordinator = build_coordinator(bus, registry, policy, ManagerMetrics(metrics), owner)
-    manager = LocalManager(coordinator, registry, policy.max_tree_nodes)
+    manager = LocalManager(coordinator, registry, policy.max_tree_nodes, settings.max_pause_s)
     app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics)
+
+    async def manage() -> None:
+        await bus.open(settings.nats_url, owner, stop)
+        await _first_of(coordinator.run(), watch(registry, bus, owner))
+
     try:
-        await _first_of(_http(app, listener, stop), coordinator.run(), watch(registry, bus, owner))
+        await _first_of(_http(app, listener, stop), manage())  # /health answers before the broker is there
     finally:
         await bus.close()
 
@@ -76,7 +82,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _http(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # `stop` is ours
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals set `stop`, and that is ours
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from espalier_local.bench.peer import TransformersPeer
 from espalier_local.bench.prompts import OWN
 from espalier_local.bench.table import table
-from espalier_local.options import add_system_options, system_config
+from espalier_local.options import add_system_options, positive, system_config
 from espalier_local.output import say
 from treecore.messages import RequestId, VerifyItem
 from treecore.noise import Seed
@@ -34,7 +34,7 @@ _NOTHING = np.empty(0, np.int32)
 def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the benchmark."""
     parser = benches.add_parser("forward", help="tree nodes against one token and transformers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--no-transformers", action="store_true")
     add_system_options(parser)
     parser.set_defaults(run=run)

@@ -13,11 +13,11 @@ import httpx
 from tqdm import tqdm
 
 from espalier_local.bench.peer import TransformersPeer
-from espalier_local.bench.prompts import OWN, read_prompts
+from espalier_local.bench.prompts import read_prompts
 from espalier_local.client import Ask, complete, served_model
 from espalier_local.gateway import gateway
 from espalier_local.interrupts import run_until_signal
-from espalier_local.options import add_system_options, system_config
+from espalier_local.options import add_system_options, positive, system_config
 from espalier_local.output import say
 from espalier_local.system import SystemConfig
 
@@ -43,8 +43,10 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = benches.add_parser("identity", help="speculation changes no token", description=__doc__)
     add = parser.add_argument
     add("--prompts", type=Path, nargs="+", help="files of JSON lines with a `prompt` each (default: six of our own)")
-    add("--num-prompts", type=int, default=100, help="how many of them, taken from the files in turn (default 100)")
-    add("--max-tokens", type=int, default=64)
+    add(
+        "--num-prompts", type=positive, default=100, help="how many of them, taken from the files in turn (default 100)"
+    )
+    add("--max-tokens", type=positive, default=64)
     add("--temperature", type=float, default=0.8, help="of the sampled half (default 0.8)")
     add("--no-transformers", action="store_true", help="compare on with off only")
     add_system_options(parser)
@@ -54,7 +56,7 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def run(args: argparse.Namespace) -> int:
     """Compare and print; exit status 1 if a single token differs."""
     config = system_config(args)
-    prompts = read_prompts(args.prompts, args.num_prompts) if args.prompts else list(OWN)
+    prompts = read_prompts(args.prompts or (), args.num_prompts)
     greedy = [Ask(prompt, max_tokens=args.max_tokens, chat=True) for prompt in prompts]
     sampled = [replace(ask, temperature=args.temperature, seed=idx) for idx, ask in enumerate(greedy)]
     peer = None if args.no_transformers else TransformersPeer(config.model.directory, "float32", config.threads)

@@ -7,11 +7,11 @@ import httpx
 from tqdm import tqdm
 
 from espalier_local.bench.contest import Contest, Way, run_contest, ways
-from espalier_local.bench.prompts import OWN, read_prompts
+from espalier_local.bench.prompts import read_prompts
 from espalier_local.client import Ask, served_model
 from espalier_local.gateway import gateway
 from espalier_local.interrupts import run_until_signal
-from espalier_local.options import add_system_options, system_config, widths
+from espalier_local.options import add_system_options, positive, system_config, widths
 from espalier_local.output import say
 from espalier_local.system import SystemConfig
 
@@ -23,8 +23,8 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = benches.add_parser("latency", help="ms per token with and without speculation", description=__doc__)
     add = parser.add_argument
     add("--prompts", type=Path, nargs="+", help="files of JSON lines with a `prompt` each (default: six of our own)")
-    add("--num-prompts", type=int, default=20, help="how many of them (default 20)")
-    add("--max-tokens", type=int, default=64)
+    add("--num-prompts", type=positive, default=20, help="how many of them (default 20)")
+    add("--max-tokens", type=positive, default=64)
     add("--temperature", type=float, default=0.0)
     add("--seed", type=int, default=1)
     add("--compare-tree", type=widths, default=DEFAULT_TREE, metavar="K1,K2,..", help="the tree to compare")
@@ -36,7 +36,7 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def run(args: argparse.Namespace) -> int:
     """Measure and print; exit status 1 if the ways disagree on a single token."""
     config = system_config(args) if args.url is None else None
-    prompts = read_prompts(args.prompts, args.num_prompts) if args.prompts else list(OWN)
+    prompts = read_prompts(args.prompts or (), args.num_prompts)
     asks = [
         Ask(prompt, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed, chat=True)
         for prompt in prompts

@@ -14,9 +14,10 @@ from espalier_local.bench.table import table
 from espalier_local.client import Ask, complete, served_model
 from espalier_local.gateway import gateway
 from espalier_local.interrupts import run_until_signal
-from espalier_local.options import add_system_options, system_config
+from espalier_local.options import add_system_options, positive, system_config
 from espalier_local.output import say
 from espalier_local.system import SystemConfig
+from treecore.errors import Unavailable
 
 _PARTS = ("draft_forward", "verify_forward", "sample", "overhead")
 _BUCKET = re.compile(r'espalier_step_part_seconds_bucket\{le="([^"]+)",part="(\w+)"\} (\S+)')
@@ -27,7 +28,7 @@ Histogram = list[tuple[float, float]]
 def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the benchmark."""
     parser = benches.add_parser("overhead", help="time of a step outside the models", description=__doc__)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=positive, default=64)
     add_system_options(parser)
     parser.set_defaults(run=run)
 
@@ -59,7 +60,10 @@ async def _run(config: SystemConfig, max_tokens: int) -> int:
 
 async def _histograms(client: httpx.AsyncClient) -> dict[str, Histogram]:
     """Cumulative counts by upper bound in seconds, per part."""
-    text = (await client.get("/metrics")).text
+    try:
+        text = (await client.get("/metrics")).text
+    except httpx.HTTPError as error:
+        raise Unavailable(f"no metrics: {error}") from error
     found: dict[str, Histogram] = {part: [] for part in _PARTS}
     for bound, part, count in _BUCKET.findall(text):
         if part in found:

@@ -18,10 +18,16 @@ OWN = (
 
 
 def read_prompts(files: Sequence[Path], limit: int) -> list[str]:
-    """At most `limit` prompts, taken from the files in turn so that each is represented; raises ConfigError."""
-    columns = [_read(path) for path in files]
+    """At most `limit` prompts, taken from the files in turn so that each is represented; without files, our own.
+
+    Raises ConfigError for a file that is none, and for files without a prompt.
+    """
+    columns = [_read(path) for path in files] or [list(OWN)]
     mixed = (prompt for row in itertools.zip_longest(*columns) for prompt in row if prompt is not None)
-    return list(itertools.islice(mixed, limit))
+    prompts = list(itertools.islice(mixed, limit))
+    if not prompts:
+        raise ConfigError("the files hold no prompt")
+    return prompts
 
 
 def _read(path: Path) -> list[str]:

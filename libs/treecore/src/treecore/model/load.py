@@ -40,7 +40,9 @@ def resolve_model(name_or_path: str) -> Path:
             f"model {name_or_path!r} is neither a checkpoint directory, nor a .gguf file, nor a hub name (owner/name)"
         )
     try:
-        return Path(huggingface_hub.snapshot_download(name_or_path, allow_patterns=["*.safetensors", "*.json"]))
+        return Path(
+            huggingface_hub.snapshot_download(name_or_path, allow_patterns=["*.safetensors", "*.json", "*.jinja"])
+        )
     except Exception as error:  # the hub client raises its own, httpx's and OSErrors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"model {name_or_path!r} is no local path and cannot be downloaded: {reason}") from error

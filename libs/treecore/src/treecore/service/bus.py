@@ -25,7 +25,6 @@ Handler = Callable[[bytes], Awaitable[bytes | None]]
 _RETRY_S = 0.2
 _PING_S = 2  # a half-open link is noticed after _PING_S * _MAX_PINGS seconds; the default is minutes
 _MAX_PINGS = 2
-_DRAIN_S = 2
 
 
 class Bus(Protocol):
@@ -57,9 +56,14 @@ class NatsBus:
 
     @classmethod
     async def connect(cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event) -> "NatsBus":
-        """Connect, however long the broker takes to appear; raises Unavailable only if `stop` is set meanwhile."""
+        """A connected bus, however late the broker appears; raises Unavailable only if `stop` is set meanwhile."""
         bus = cls(subject_prefix)
-        connecting = asyncio.ensure_future(bus._connect(url, name))
+        await bus.open(url, name, stop)
+        return bus
+
+    async def open(self, url: str, name: str, stop: asyncio.Event) -> None:
+        """Connect; see `connect`. Until then every request and publish raises Unavailable."""
+        connecting = asyncio.ensure_future(self._connect(url, name))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -69,8 +73,7 @@ class NatsBus:
         finally:
             connecting.cancel()
             stopping.cancel()
-        bus._was_connected = True
-        return bus
+        self._was_connected = True
 
     async def _connect(self, url: str, name: str) -> None:
         """Never gives up: nats-py tries again every _RETRY_S, at the start as after a loss."""
@@ -82,7 +85,6 @@ class NatsBus:
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]  # annotated int, slept as float
             allow_reconnect=True,
-            drain_timeout=_DRAIN_S,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import uvloop
 
-from treecore.errors import ConfigError
+from treecore.errors import ConfigError, Unavailable
 from treecore.service.settings import ServiceSettings, read_settings
 from treecore.service.telemetry import start_logging
 
@@ -44,4 +44,8 @@ async def _until_stopped(settings: S, serve: Callable[[S, asyncio.Event], Awaita
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(settings, stop)
+    try:
+        await serve(settings, stop)
+    except Unavailable:
+        if not stop.is_set():  # stopped while it waited for the broker: that is a clean end
+            raise

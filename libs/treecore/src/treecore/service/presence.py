@@ -13,7 +13,7 @@ from treecore.service.telemetry import log_event
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_INTERVAL_S = 0.5
-SILENCE_IS_LOSS_S = 2.5
+SILENCE_IS_LOSS_S = 5.0  # a starved machine may hold announcements back; the broker tells of most deaths at once
 
 
 class Announcer:

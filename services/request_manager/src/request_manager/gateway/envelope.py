@@ -55,7 +55,7 @@ class Envelope:
 def log_unexpected(error: Exception, request_id: str) -> None:
     """Log an error that is nobody's answer but ours to mend, with the request id and a traceback."""
     if not isinstance(error, HTTPException) and status_of(error) == 500:
-        _log.error("request failed", exc_info=error, extra={"request_id": request_id})
+        _log.error("request not answered", exc_info=error, extra={"fields": {"request_id": request_id}})
 
 
 class _Outgoing:

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1
 _RELEASE_RETRY_S = 0.1
-_MAX_FRUITLESS = 5  # a worker that lost its state refuses once or twice; more is a request that can never be served
+_SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
+_MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
 Trees = dict[RequestId, TokenTree]
 
@@ -110,6 +111,7 @@ class Coordinator:
         self._prime(plan)
         reply = await self._verifier.ask(worker, [self._verify_item(item, trees) for item in plan.items])
         if reply is None:
+            self._on_lost_step(plan)
             return
         verified = perf_counter()
         accepted = self._commit(worker, plan, trees, reply)
@@ -135,9 +137,12 @@ class Coordinator:
         blocks = worker.announcement.blocks
         policy = self._policy
         limits = Limits(policy.max_batch, policy.prefill_rows, blocks.total, blocks.block_len, policy.max_tree_nodes)
+        suspects = [request for request in self._running.values() if request.num_fruitless >= _SUSPECT]
+        running = suspects[:1] or list(self._running.values())
+        waiting = [] if suspects else self._waiting
         plan = plan_step(
-            [self._standing(request, worker) for request in self._running.values()],
-            [self._standing(request, worker) for request in self._waiting],
+            [self._standing(request, worker) for request in running],
+            [self._standing(request, worker) for request in waiting],
             limits,
         )
         for _ in plan.admitted:
@@ -238,6 +243,11 @@ class Coordinator:
             else:
                 accepted += self._commit_item(request, worker, item, trees[item.request_id], answer)
         return accepted
+
+    def _on_lost_step(self, plan: StepPlan) -> None:
+        """The verifier did not live to answer. If that goes on, one request of the batch may be what kills it."""
+        for item in plan.items:
+            self._drop(self._running[item.request_id], "lost_step")
 
     def _drop(self, request: Request, reason: str) -> None:
         """An answer that cannot be used; the step is planned again, but not for ever."""

@@ -1,10 +1,12 @@
 """The manager as the gateway's seam sees it, in the gateway's own process."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from request_manager.contract import Generation, ModelCard, TokenDelta
 from request_manager.manager.coordinator import Coordinator
 from request_manager.manager.registry import Registry
+from request_manager.manager.request import Outcome, Request
 from treecore.errors import Unavailable
 from treecore.messages import Announcement
 
@@ -12,10 +14,13 @@ from treecore.messages import Announcement
 class LocalManager:
     """A contract.Manager over a Coordinator whose `run` is someone else's task."""
 
-    def __init__(self, coordinator: Coordinator, registry: Registry, max_tree_nodes: int) -> None:
+    def __init__(
+        self, coordinator: Coordinator, registry: Registry, max_tree_nodes: int, max_pause_s: float = 600.0
+    ) -> None:
         self._coordinator = coordinator
         self._registry = registry
         self._max_tree_nodes = max_tree_nodes
+        self._max_pause_s = max_pause_s
         self._card: ModelCard | None = None
 
     def card(self) -> ModelCard:
@@ -46,10 +51,16 @@ class LocalManager:
         request = self._coordinator.submit(generation, self.card().eos_token_ids)
         try:
             while request.finish_reason is None or not request.outbox.empty():
-                outcome = await request.outbox.get()
+                outcome = await self._next(request)
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
         finally:
             if request.finish_reason is None:
                 self._coordinator.cancel(request)
+
+    async def _next(self, request: Request) -> Outcome:
+        try:
+            return await asyncio.wait_for(request.outbox.get(), self._max_pause_s)
+        except TimeoutError:
+            return Unavailable(f"no token for {self._max_pause_s:g} s")

@@ -71,10 +71,6 @@ class SsmPool:
         self._follow_registry()
         return any(drafter.owes_release for drafter in self._drafters.values())
 
-    def num_late(self) -> int:
-        """SSM workers that owe an answer whose deadline has passed."""
-        return sum(drafter.is_late for drafter in self._drafters.values())
-
     def _lanes(self, wishes: Sequence[DraftWish]) -> list[tuple[Drafter, list[DraftWish]]]:
         self._follow_registry()
         shares: dict[WorkerId, list[DraftWish]] = defaultdict(list)
