@@ -51,12 +51,18 @@ def assert_refused(path: Path, *words: str, **options: Any) -> None:
         ("hidden_size", "32"),
         ("hidden_size", -1),
         ("num_hidden_layers", True),
+        ("num_hidden_layers", 10**9),
+        ("max_position_embeddings", 10**12),
+        ("intermediate_size", 10**30),
         ("num_key_value_heads", 3),
         ("head_dim", 7),
         ("rms_norm_eps", 0),
+        ("rms_norm_eps", 10**400),
         ("rope_theta", "big"),
         ("rope_scaling", "linear"),
         ("eos_token_id", "2"),
+        ("eos_token_id", True),
+        ("eos_token_id", 10**30),
         ("espalier", {"teacher_embeding": True}),
         ("espalier", True),
     ],
@@ -102,9 +108,11 @@ def test_generation_config_overrides_the_end_tokens(tmp_path: Path) -> None:
     assert spec.name == "tiny"
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", "\xff"])
+@pytest.mark.parametrize(
+    "text", [None, "{", "[]", "\xff", "[" * 100_000], ids=["absent", "cut", "list", "utf8", "deep"]
+)
 def test_a_config_that_is_no_json_object(tmp_path: Path, text: str | None) -> None:
-    """Absent, cut off, a list, not UTF-8."""
+    """Absent, cut off, a list, not UTF-8, beyond any stack."""
     path = write_tiny_llama(tmp_path)
     (path / "config.json").unlink()
     if text is not None:
@@ -223,7 +231,7 @@ def test_hub_names_download_safetensors_and_json_only(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("owner/model") == tmp_path
-    assert asked == {"owner/model": ["*.safetensors", "*.json"]}
+    assert asked == {"owner/model": ["*.safetensors", "*.json", "*.jinja"]}
 
     def fail(*args: object, **options: object) -> str:
         raise OSError("no route\nto host")

@@ -141,15 +141,35 @@ def test_from_dir_prefers_the_template_file(tmp_path: Path) -> None:
         ("tokenizer.json", "{"),
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "[" * 100_000),
         ("chat_template.jinja", "{% if %}"),
+        ("chat_template.jinja", "\xff"),
     ],
+    ids=range(6),
 )
 def test_from_dir_names_what_is_broken(tmp_path: Path, name: str, content: str) -> None:
     """One line for whoever started the server."""
     tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match=name.split(".", maxsplit=1)[0].replace("chat_", "")):
         TextCodec.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("template", [5, [5], [{}], [{"name": "default"}], [{"name": "default", "template": 5}]])
+def test_what_is_no_template_is_none(tmp_path: Path, template: object) -> None:
+    """The model can still be served, without chat."""
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        TextCodec.from_dir(tmp_path).render_chat([])
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages.pop(9) }}", "{{ 'x' + 1 }}", "{{ messages[9].a.b }}"])
+def test_a_template_may_fail_in_any_way(source: str) -> None:
+    """It is a program; no request is a server error for it."""
+    codec = TextCodec(tiny_tokenizer(), compile_template(source, {}))
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        codec.render_chat([{"role": "user", "content": "a"}])
 
 
 def test_from_dir_without_a_tokenizer(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a checkpoint's config.json says, validated. Knows the configuration's fields; must not know tensors or torch."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from treecore.errors import ConfigError
 
 Config = Mapping[str, Any]
 
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000
+MAX_CONTEXT_LEN = 2**22  # the rotation of every position is tabulated at load
 DRAFT_KEYS = {"teacher_embedding", "head_token_ids", "teacher"}
 
 
@@ -83,7 +87,7 @@ def read_json(path: Path) -> Config:
     """The JSON object in `path`. Raises ConfigError where there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object")
@@ -100,14 +104,14 @@ def parse_spec(config: Config, name: str) -> ModelSpec:
         vocab_size=_positive_int(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_positive_int(config, "intermediate_size"),
-        num_layers=_positive_int(config, "num_hidden_layers"),
+        num_layers=_positive_int(config, "num_hidden_layers", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=_positive_int(config, "num_key_value_heads", num_heads),
         head_dim=_positive_int(config, "head_dim", hidden_size // num_heads),
         rms_eps=_positive(config, "rms_norm_eps", 1e-6),
         rope=_rope(config),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        context_len=_positive_int(config, "max_position_embeddings", 2048),
+        context_len=_positive_int(config, "max_position_embeddings", 2048, most=MAX_CONTEXT_LEN),
         bos_token_id=next(iter(_token_ids(config, "bos_token_id")), None),
         eos_token_ids=_token_ids(config, "eos_token_id"),
         draft=_draft(config.get("espalier")),
@@ -180,21 +184,21 @@ def _token_ids(config: Config, field: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     if value is None:
         return ()
-    if not all(isinstance(item, int) and item >= 0 for item in ids):
+    if not all(type(item) is int and 0 <= item <= MAX_SIZE for item in ids):
         raise ConfigError(f"config.json: {field}={value!r} is neither a token id nor a list of them")
     return tuple(ids)
 
 
-def _positive_int(config: Config, field: str, default: int | None = None) -> int:
+def _positive_int(config: Config, field: str, default: int | None = None, most: int = MAX_SIZE) -> int:
     value = _present(config, field, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"config.json: {field}={value!r} is not a positive integer")
+    if type(value) is not int or not 0 < value <= most:
+        raise ConfigError(f"config.json: {field}={value!r} is not a positive integer (of at most {most})")
     return value
 
 
 def _positive(config: Config, field: str, default: float | None = None) -> float:
     value = _present(config, field, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"config.json: {field}={value!r} is not a positive number")
     return float(value)
 

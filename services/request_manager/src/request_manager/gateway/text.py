@@ -63,7 +63,7 @@ class TextCodec:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
         try:
             return self._template.render(messages=list(turns), add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program of the model's: it may fail in any way
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def detokeniser(self) -> Detokeniser:
@@ -84,7 +84,7 @@ def compile_template(source: str, special_tokens: dict[str, str]) -> jinja2.Temp
     env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, **special_tokens)
     try:
         return env.from_string(source)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, RecursionError) as error:
         raise ConfigError(f"the model's chat template is broken: {error}") from error
 
 
@@ -111,22 +111,30 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} is not a JSON object")
     return config
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
 def _template_source(path: Path, config: dict[str, Any]) -> str | None:
     """The template's own file wins; a list of named templates gives its `default`."""
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    named = config.get("chat_template")
-    if isinstance(named, list):
-        return next((item["template"] for item in named if item["name"] == "default"), None)
-    return named if isinstance(named, str) else None
+        return _read(path)
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = [item for item in source if isinstance(item, dict)]
+        source = next((item.get("template") for item in named if item.get("name") == "default"), None)
+    return source if isinstance(source, str) else None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
