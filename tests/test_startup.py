@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from espalier_local.cli import main
+from treecore.testing.checkpoints import write_tiny_llama
 
 
 def refused(capfd: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -44,3 +45,10 @@ def test_corrupt_weights(capfd: pytest.CaptureFixture[str], llm_dir: Path, tmp_p
 def test_ssm_that_is_no_checkpoint(capfd: pytest.CaptureFixture[str], llm_dir: Path, tmp_path: Path) -> None:
     """A directory that is no checkpoint is refused by name."""
     assert "config.json" in refused(capfd, "--model", str(llm_dir), "--ssm", str(tmp_path), "--port", "0")
+
+
+def test_ssm_of_another_vocabulary(capfd: pytest.CaptureFixture[str], llm_dir: Path, tmp_path: Path) -> None:
+    """An SSM that could never draft is refused, not served in silence."""
+    other = write_tiny_llama(tmp_path)
+    line = refused(capfd, "--model", str(llm_dir), "--ssm", str(other), "--port", "0")
+    assert f"{other}: vocab_size=61" in line

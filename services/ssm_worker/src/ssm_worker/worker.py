@@ -3,19 +3,23 @@
 import asyncio
 import secrets
 import sys
+from pathlib import Path
 
 from ssm_worker.grow import Grower
 from ssm_worker.settings import SsmSettings
+from treecore.errors import ConfigError
 from treecore.messages import Announcement, DraftRequest, WorkerId
 from treecore.model.held import HeldRequests
-from treecore.model.load import load_decoder
+from treecore.model.load import load_decoder, open_checkpoint
+from treecore.model.spec import ModelSpec
 from treecore.service.lifecycle import run_service
 from treecore.service.worker import serve_worker
 
 
 async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
+    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
     decoder = await asyncio.to_thread(load_decoder, settings.ssm, dtype=settings.dtype, embedding_from=settings.teacher)
+    check_vocabulary(settings.ssm, decoder.spec, settings.teacher)
     spec = decoder.spec
     held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
@@ -34,6 +38,15 @@ async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
         )
 
     await serve_worker(settings, describe, DraftRequest, grower.step, stop)
+
+
+def check_vocabulary(ssm: Path, spec: ModelSpec, teacher: Path | None) -> None:
+    """Raises ConfigError if the SSM speaks of other tokens than its teacher: it would run and never draft."""
+    if teacher is None:
+        return
+    wanted = open_checkpoint(teacher)[0].vocab_size
+    if spec.vocab_size != wanted:
+        raise ConfigError(f"{ssm}: vocab_size={spec.vocab_size}, but {teacher} has {wanted}; it cannot draft for it")
 
 
 def main() -> int:
