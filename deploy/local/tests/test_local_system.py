@@ -135,7 +135,7 @@ def test_the_children_get_their_flags() -> None:
     config = replace(CONFIG, dtype="bfloat16", threads=2, tree=(2, 1), ssms=CONFIG.ssms * 2)
     specs = {spec.name: spec for spec in services(config, Addresses("nats://127.0.0.1:1", "127.0.0.1", 2))}
     assert list(specs) == ["llm_verifier", "ssm_worker", "ssm_worker-2", "request_manager"]
-    common = "--nats-url nats://127.0.0.1:1 --log-level warning"
+    common = "--nats-url nats://127.0.0.1:1 --subject-prefix espalier --log-level warning"
     assert {name: " ".join(spec.argv[1:]) for name, spec in specs.items() if name != "ssm_worker-2"} == {
         "llm_verifier": f"-m llm_verifier {common} --model /models/llm --name llm --dtype bfloat16",
         "ssm_worker": f"-m ssm_worker {common} --ssm /models/draft --teacher /models/llm --name draft --dtype bfloat16",

@@ -307,8 +307,8 @@ async def test_internal_errors_are_logged_with_the_request_id(caplog: pytest.Log
     """A constant event, the id that the client was told, the traceback."""
     response = await post(COMPLETIONS, completion(), lambda _: [ValueError("detail")])
     (record,) = [record for record in caplog.records if record.name.startswith("request_manager")]
-    assert record.getMessage() == "request failed"
-    assert record.__dict__["request_id"] == response.headers["x-request-id"]
+    assert record.getMessage() == "request not answered"
+    assert record.__dict__["fields"]["request_id"] == response.headers["x-request-id"]
     assert record.exc_info is not None
 
 
