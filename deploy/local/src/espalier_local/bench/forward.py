@@ -70,15 +70,19 @@ class ForwardBench:
         self._held = held
         self._rng = np.random.default_rng(0)
         self._tokens = self._random(committed_len)
-        self._held.begin_step("bench", ())
-        self._held.take(self._item(0))
+        self._take(0)
         self._held.compute([_REQUEST])
 
     def step_ms(self, num_nodes: int) -> float:
         """Time of one forward over the root and `num_nodes - 1` children."""
-        self._held.take(self._item(len(self._tokens) - 1))
+        self._take(len(self._tokens) - 1)
         self._held.extend(_REQUEST, self._random(num_nodes - 1).tolist(), [0] * (num_nodes - 1))
         return timed_ms(lambda: self._held.compute([_REQUEST]))
+
+    def _take(self, start: int) -> None:
+        self._held.begin_step("bench", ())
+        refused = self._held.take(self._item(start))
+        assert refused is None, refused
 
     def _item(self, start: int) -> VerifyItem:
         params = _GREEDY if start == 0 else None
