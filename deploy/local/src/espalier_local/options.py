@@ -24,7 +24,12 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
         help=f"the small model that drafts: a directory (repeatable), '{DEFAULT_SSM}' or '{NO_SSM}'",
     )
     add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
-    add("--threads", type=int, default=num_cores(), help="CPU threads of each model process (default: all cores)")
+    add(
+        "--threads",
+        type=int,
+        default=max(1, num_cores() // 2),
+        help="CPU threads of each model process (default: half)",
+    )
     add("--tree", type=widths, metavar="K1,K2,..", help="children per node on each level of the token tree")
     add("--log-level", choices=get_args(LogLevel), default=log_level)
 
