@@ -7,7 +7,7 @@ import pytest
 
 from request_manager.contract import Generation, TokenDelta
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, DraftWish
-from request_manager.manager.registry import Registry
+from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
 from request_manager.manager.testing import running_stage
 from request_manager.manager.verifying import VerifierLink
@@ -78,7 +78,7 @@ async def drafter_on(bus: FakeBus) -> tuple[Drafter, FakeSsm]:
     """A drafter and the SSM worker that it talks to."""
     ssm = FakeSsm(LLM, WorkerId("s"), "ssm")
     await ssm.attach(bus)
-    return Drafter(DraftLink(bus, "me", WorkerId("s"), 0, LLM.vocab_size)), ssm
+    return Drafter(DraftLink(bus, "me", Worker(ssm.announcement(), 0.0), 0)), ssm
 
 
 def wish(one: Request, expansion: Expansion = ONE) -> DraftWish:
@@ -169,7 +169,7 @@ async def test_a_verifier_out_of_reach_is_lost_until_it_speaks_again() -> None:
     assert worker is not None
     assert await link.ask(worker, ()) is None
     assert registry.live("verifier") == []
-    assert worker.gone.is_set()
+    assert worker.life.is_cut
     assert await link.worker() is None
     await bus.close()
 

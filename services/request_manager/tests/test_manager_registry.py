@@ -56,7 +56,7 @@ def test_workers_come_and_go_by_their_announcements() -> None:
     first = registry.live("verifier")[0]
     registry.hear(verifier("v1").announcement(leaving=True))
     registry.hear(verifier("nobody").announcement(leaving=True))
-    assert first.gone.is_set()
+    assert first.life.is_cut
     assert [worker.worker_id for worker in registry.live("verifier")] == ["v2"]
 
 
@@ -69,14 +69,14 @@ def test_silence_is_loss_and_an_announcement_is_life() -> None:
     quiet = registry.live("verifier")[0]
     clock.now_s += SILENCE_IS_LOSS_S
     registry.expire()
-    assert not quiet.gone.is_set()
+    assert not quiet.life.is_cut
     registry.hear(verifier("alive").announcement())
     clock.now_s += 0.01
     registry.expire()
-    assert quiet.gone.is_set()
+    assert quiet.life.is_cut
     assert [worker.worker_id for worker in registry.live("verifier")] == ["alive"]
     registry.hear(verifier("quiet").announcement())
-    assert not registry.live("verifier")[1].gone.is_set()
+    assert not registry.live("verifier")[1].life.is_cut
 
 
 def test_a_later_announcement_brings_later_facts() -> None:

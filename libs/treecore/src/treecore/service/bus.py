@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from treecore.errors import Unavailable
+from treecore.service.lifeline import Lifeline
 from treecore.service.telemetry import log_event
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class NatsBus:
     def __init__(self, subject_prefix: str) -> None:
         self._prefix = subject_prefix
         self._client = Client()
-        self._lost = asyncio.Event()
+        self._link = Lifeline("the link to the broker broke")
         self._was_connected = False
         self._is_closing = False
         self._on_reconnect: list[Callable[[], None]] = []
@@ -93,20 +94,13 @@ class NatsBus:
     async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
         """See Bus.request. A link that breaks ends the wait at once instead of at the deadline."""
         self._check_connected()
-        reply = asyncio.ensure_future(self._client.request(self._full(subject), body, timeout=timeout_s))
-        lost = asyncio.ensure_future(self._lost.wait())
         try:
-            await asyncio.wait({reply, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done():
-                raise Unavailable("the link to the broker broke")
-            return (await reply).data
+            async with self._link.hold():
+                return (await self._client.request(self._full(subject), body, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
             raise Unavailable(f"nobody listens on {subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise Unavailable(f"no answer on {subject}: {type(error).__name__}") from error
-        finally:
-            reply.cancel()
-            lost.cancel()
 
     async def publish(self, subject: str, body: bytes) -> None:
         """See Bus.publish."""
@@ -147,12 +141,12 @@ class NatsBus:
         log_event(logger, level, "bus error", error=repr(error))
 
     async def _on_disconnected(self) -> None:
-        self._lost.set()
+        self._link.cut()
         if not self._is_closing:
             log_event(logger, logging.WARNING, "bus disconnected")
 
     async def _on_reconnected(self) -> None:
-        self._lost.clear()
+        self._link.mend()
         log_event(logger, logging.INFO, "bus reconnected")
         for callback in self._on_reconnect:
             callback()

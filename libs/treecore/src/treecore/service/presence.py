@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from treecore.codec import encode
 from treecore.errors import Unavailable
@@ -39,10 +40,9 @@ class Announcer:
         self._now.set()
 
     async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._now.wait(), ANNOUNCE_INTERVAL_S)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANNOUNCE_INTERVAL_S):
+                await self._now.wait()
         self._now.clear()
 
     async def _announce(self, *, leaving: bool) -> None:

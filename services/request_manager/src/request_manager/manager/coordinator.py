@@ -179,7 +179,8 @@ class Coordinator:
             return
         self._wake.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), _RELEASE_RETRY_S if self._ssms.owes_release else None)
+            async with asyncio.timeout(_RELEASE_RETRY_S if self._ssms.owes_release else None):
+                await self._wake.wait()
 
     # -- draft and merge ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
@@ -20,7 +21,6 @@ from treecore.messages import (
     DraftReply,
     DraftRequest,
     RequestId,
-    WorkerId,
     join_tree,
     step_subject,
 )
@@ -56,13 +56,12 @@ NOTHING = Drafts({}, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class DraftLink:
-    """How one SSM worker is reached, and what is known of its model."""
+    """How one SSM worker is reached, and who it is."""
 
     bus: Bus
     owner: str
-    worker_id: WorkerId
+    worker: Worker
     ssm_idx: int
-    vocab_size: int
 
 
 class Drafter:
@@ -74,6 +73,11 @@ class Drafter:
         self._released: set[RequestId] = set()
         self._in_flight: asyncio.Task[Drafts] | None = None
         self._is_late = False
+
+    @property
+    def worker(self) -> Worker:
+        """The life of a worker that it talks to."""
+        return self._link.worker
 
     @property
     def is_late(self) -> bool:
@@ -130,7 +134,7 @@ class Drafter:
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:
             self._held[request_id] = 0  # until the answer says otherwise: whatever happens, sending all again is right
-        self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self._link.worker_id}")
+        self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self.worker.worker_id}")
 
     def _item(self, wish: DraftWish) -> DraftItem:
         request = wish.request
@@ -145,11 +149,12 @@ class Drafter:
         )
 
     async def _exchange(self, request: DraftRequest, sent: dict[RequestId, DraftWish]) -> Drafts:
+        subject = step_subject("ssm", self.worker.worker_id)
         try:
-            subject = step_subject("ssm", self._link.worker_id)
-            reply = decode(await self._link.bus.request(subject, encode(request), _LOST_S), DraftReply)
+            async with self._link.worker.life.hold():
+                reply = decode(await self._link.bus.request(subject, encode(request), _LOST_S), DraftReply)
         except (Unavailable, WireError) as error:
-            log_event(logger, logging.WARNING, "no draft", worker_id=self._link.worker_id, error=error)
+            log_event(logger, logging.WARNING, "no draft", worker_id=self.worker.worker_id, error=error)
             self._released.update(request.released)
             return NOTHING
         trees = {}
@@ -161,10 +166,10 @@ class Drafter:
             try:
                 trees[item.request_id] = self._tree(wish.request.committed[wish.end - 1], item)
             except WireError as error:
-                log_event(logger, logging.WARNING, "draft is no tree", worker_id=self._link.worker_id, error=error)
+                log_event(logger, logging.WARNING, "draft is no tree", worker_id=self.worker.worker_id, error=error)
         return Drafts(trees, reply.forward_ms, reply.sample_ms)
 
     def _tree(self, root: int, item: DraftedItem) -> TokenTree:
-        if np.any(item.tokens >= self._link.vocab_size):
+        if np.any(item.tokens >= self._link.worker.announcement.vocab_size):
             raise WireError("a token id outside the vocabulary")  # the verifier would refuse the whole item for it
         return join_tree(root, item.tokens, item.parents, self._link.ssm_idx)

@@ -61,6 +61,7 @@ class LocalManager:
 
     async def _next(self, request: Request) -> Outcome:
         try:
-            return await asyncio.wait_for(request.outbox.get(), self._max_pause_s)
+            async with asyncio.timeout(self._max_pause_s):
+                return await request.outbox.get()
         except TimeoutError:
             return Unavailable(f"no token for {self._max_pause_s:g} s")

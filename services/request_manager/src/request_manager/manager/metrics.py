@@ -11,6 +11,7 @@ _STEP_BUCKETS_MS = (
 )
 _STEP_BUCKETS_S = tuple(bound / 1000 for bound in _STEP_BUCKETS_MS)
 _MAX_DEPTH_LABEL = 16
+_PARTS = ("draft", "verify", "draft_forward", "verify_forward", "sample", "overhead")
 
 
 class ManagerMetrics:
@@ -23,13 +24,14 @@ class ManagerMetrics:
         self._accepted = Counter(
             "espalier_accepted_tokens", "Drafted nodes accepted, by depth", ["depth"], registry=registry
         )
-        self._seconds = Histogram(
+        seconds = Histogram(
             "espalier_step_part_seconds",
             "Time of a step by part",
             ["part"],
             buckets=_STEP_BUCKETS_S,
             registry=registry,
         )
+        self._parts = {part: seconds.labels(part) for part in _PARTS}
         self._dropped = Counter(
             "espalier_answers_dropped", "Answers that could not be used", ["reason"], registry=registry
         )
@@ -43,16 +45,8 @@ class ManagerMetrics:
         self._drafted.inc(record.num_drafted)
         for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
             self._accepted.labels(str(depth)).inc(count)
-        parts = {
-            "draft": record.draft_ms,
-            "verify": record.verify_ms,
-            "draft_forward": record.draft_forward_ms,
-            "verify_forward": record.verify_forward_ms,
-            "sample": record.sample_ms,
-            "overhead": record.overhead_ms,
-        }
-        for part, duration_ms in parts.items():
-            self._seconds.labels(part).observe(duration_ms / 1e3)
+        for part, histogram in self._parts.items():
+            histogram.observe(getattr(record, f"{part}_ms") / 1e3)
 
     def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:  # noqa: ARG002 - one verifier group so far
         """Show the verifier's cache."""

@@ -9,6 +9,7 @@ from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
 from treecore.messages import ANNOUNCE, HELLO, Announcement, Hello, WorkerId, WorkerKind
 from treecore.service.bus import Bus
+from treecore.service.lifeline import Lifeline
 from treecore.service.presence import ANNOUNCE_INTERVAL_S, SILENCE_IS_LOSS_S
 from treecore.service.telemetry import log_event
 
@@ -17,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Worker:
-    """A live worker. `gone` is set once, when it leaves, falls silent or is found dead."""
+    """A live worker. `life` is cut once, when it leaves, falls silent or is found dead."""
 
     announcement: Announcement
     last_seen_s: float
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    life: Lifeline = field(default_factory=lambda: Lifeline("the worker is gone"))
 
     @property
     def worker_id(self) -> WorkerId:
@@ -54,7 +55,7 @@ class Registry:
         """Forget a worker; whoever waits for it stops waiting. It may announce itself again."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            worker.gone.set()
+            worker.life.cut()
             self.changed.set()
 
     def expire(self) -> None:

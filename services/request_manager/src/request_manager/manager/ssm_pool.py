@@ -102,11 +102,11 @@ class SsmPool:
 
     def _follow_registry(self) -> None:
         live = {worker.worker_id: worker for worker in self._registry.live("ssm")}
-        for worker_id in self._drafters.keys() - live.keys():
-            self._drafters.pop(worker_id).close()
+        for worker_id, drafter in list(self._drafters.items()):
+            if live.get(worker_id) is not drafter.worker:
+                self._drafters.pop(worker_id).close()
         for worker_id in live.keys() - self._drafters.keys():
             ssm_idx = self._ssm_idx.setdefault(live[worker_id].announcement.name, len(self._ssm_idx))
             self._num_drafters += 1
             owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
-            vocab_size = live[worker_id].announcement.vocab_size
-            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, worker_id, ssm_idx, vocab_size))
+            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx))

@@ -48,7 +48,8 @@ class VerifierLink:
             return live[0]
         self._registry.changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._registry.changed.wait(), _RETRY_S)
+            async with asyncio.timeout(_RETRY_S):
+                await self._registry.changed.wait()
         return None
 
     async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply | None:
@@ -71,14 +72,5 @@ class VerifierLink:
         return f"{self._owner}.{self._num_changes}"
 
     async def _exchange(self, worker: Worker, body: bytes) -> bytes:
-        subject = step_subject("verifier", worker.worker_id)
-        asking = asyncio.create_task(self._bus.request(subject, body, _DEADLINE_S))
-        gone = asyncio.create_task(worker.gone.wait())
-        try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-        finally:
-            asking.cancel()
-            gone.cancel()
-        raise Unavailable("the verifier is gone")
+        async with worker.life.hold():
+            return await self._bus.request(step_subject("verifier", worker.worker_id), body, _DEADLINE_S)
