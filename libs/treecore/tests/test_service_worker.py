@@ -27,7 +27,8 @@ from treecore.sampling import SamplingParams
 from treecore.service.bus import NatsBus
 from treecore.service.presence import Announcer
 from treecore.service.settings import ServiceSettings
-from treecore.service.worker import serve_steps, serve_worker
+from treecore.service.tasks import first_of
+from treecore.service.worker import serve_worker, take_steps
 from treecore.testing.bus import FakeBus, Fate
 from treecore.testing.nats import NatsServer
 from treecore.testing.scripted import ScriptedModel
@@ -75,9 +76,13 @@ async def served(bus: FakeBus, step: Step) -> AsyncIterator[tuple[Audience, asyn
     """A worker that serves `step` on `bus`; stopped afterwards unless the test did it."""
     audience, stop, me = Audience(), asyncio.Event(), worker()
     await bus.subscribe(ANNOUNCE, audience)
-    serving = asyncio.create_task(
-        serve_steps(bus, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, step, stop)
-    )
+
+    async def serve() -> None:
+        crashed = await take_steps(bus, me.announcement(), VerifyRequest, step)
+        announcer = Announcer(bus, lambda leaving: me.announcement(leaving=leaving))
+        await first_of(stop.wait(), announcer.run(), crashed)
+
+    serving = asyncio.create_task(serve())
     try:
         yield audience, stop, serving
     finally:
@@ -130,26 +135,6 @@ async def test_a_step_that_crashes_ends_the_process_with_its_error() -> None:
             await asyncio.wait_for(serving, SOON_S)
         assert (await audience.next()).leaving
         asking.cancel()
-
-
-async def test_the_loop_stays_free_while_a_step_computes() -> None:
-    """A long prefill does not look like a death: a Hello is answered in the middle of it."""
-    release, me = threading.Event(), worker()
-
-    def slow(request: VerifyRequest) -> VerifyReply:
-        assert release.wait(SOON_S)
-        return me.step(request)
-
-    bus = FakeBus()
-    async with served(bus, slow) as (audience, _, _serving):
-        await audience.next()
-        asking = asyncio.create_task(bus.request(SUBJECT, encode(question()), LONG_S))
-        await asyncio.sleep(0)
-        await bus.publish(HELLO, encode(Hello("manager")))
-        await audience.next()
-        assert not asking.done()
-        release.set()
-        assert decode(await asyncio.wait_for(asking, SOON_S), VerifyReply).items
 
 
 async def test_steps_are_computed_one_after_another() -> None:
@@ -225,6 +210,39 @@ async def test_it_says_goodbye_when_cancelled_in_any_state() -> None:
 
 
 # -- over a real broker -----------------------------------------------------------------------------------------------
+
+
+async def test_a_step_that_computes_does_not_hold_up_announcements(nats_server: NatsServer) -> None:
+    """A long prefill does not look like a death: a Hello is answered in the middle of it."""
+    begun, release, me = threading.Event(), threading.Event(), worker()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()  # a step blocks the loop that it runs in, so not this one
+
+    def slow(request: VerifyRequest) -> VerifyReply:
+        begun.set()
+        assert release.wait(SOON_S)
+        return me.step(request)
+
+    bus = await NatsBus.connect(nats_server.url, "manager", "t", asyncio.Event())
+    audience = Audience()
+    await bus.subscribe(ANNOUNCE, audience)
+    settings = ServiceSettings(nats_url=nats_server.url, subject_prefix="t")
+    work = serve_worker(settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, slow, stop)
+    serving = asyncio.create_task(asyncio.to_thread(loop.run_until_complete, work))
+    await audience.next()
+    asking = asyncio.create_task(bus.request(SUBJECT, encode(question()), LONG_S))
+    assert await asyncio.to_thread(begun.wait, SOON_S)
+    while not audience.heard.empty():
+        audience.heard.get_nowait()
+    await bus.publish(HELLO, encode(Hello("manager")))
+    assert not (await audience.next()).leaving
+    assert not asking.done()
+    release.set()
+    async with asyncio.timeout(SOON_S):
+        assert decode(await asking, VerifyReply).items
+        loop.call_soon_threadsafe(stop.set)
+        await serving
+    loop.close()
+    await bus.close()
 
 
 async def test_a_worker_survives_the_broker(nats_server: NatsServer) -> None:

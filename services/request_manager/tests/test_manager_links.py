@@ -11,6 +11,7 @@ from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
 from request_manager.manager.testing import running_stage
 from request_manager.manager.verifying import VerifierLink
+from treecore.errors import Unavailable, Unreachable
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.messages import RequestId, WorkerId
 from treecore.noise import Seed
@@ -167,7 +168,8 @@ async def test_a_verifier_out_of_reach_is_lost_until_it_speaks_again() -> None:
     link = VerifierLink(bus, registry, "me")
     worker = await link.worker()
     assert worker is not None
-    assert await link.ask(worker, ()) is None
+    with pytest.raises(Unreachable):
+        await link.ask(worker, ())
     assert registry.live("verifier") == []
     assert worker.life.is_cut
     assert await link.worker() is None
@@ -181,7 +183,8 @@ async def test_a_verifier_that_speaks_nonsense_is_lost_too() -> None:
     registry.hear(verifier.announcement())
     await bus.subscribe("verifier.v.step", lambda _body: asyncio.sleep(0, b"\x93\x01\x02\x03"))
     link = VerifierLink(bus, registry, "me")
-    assert await link.ask(registry.live("verifier")[0], ()) is None
+    with pytest.raises(Unavailable, match="version"):
+        await link.ask(registry.live("verifier")[0], ())
     assert registry.live("verifier") == []
     await bus.close()
 
@@ -202,3 +205,19 @@ async def test_a_failed_verification_does_not_cost_the_next_draft() -> None:
         await stage.settle()
     assert failed
     assert stage.recorder.dropped["no_draft"] == 0
+
+
+async def test_a_request_does_not_pay_for_a_verifier_that_nobody_can_reach() -> None:
+    """Its steps never arrived, ten times in a row, so they say nothing of it: it is served once one does."""
+    refused: list[int] = []
+
+    def rule(call: Call) -> Verdict:
+        if call.kind == "request" and len(refused) < 10:
+            refused.append(call.number)
+            return Fate.REFUSE
+        return Fate.DELIVER
+
+    async with running_stage(FakeVerifier(LLM, WorkerId("v"), "llm"), rule=rule) as stage:
+        outcome = await stage.outcome(Generation(RequestId("r"), np.array([1, 2, 4], np.int32), GREEDY, 3))
+    assert len(outcome.tokens) == 3
+    assert len(refused) == 10

@@ -29,7 +29,7 @@ def refuse_poison(call: Call) -> Verdict:
     if call.kind != "request":
         return Fate.DELIVER
     asked_for = {item.request_id for item in decode(call.body, VerifyRequest).items}
-    return Fate.REFUSE if POISON in asked_for else Fate.DELIVER
+    return Fate.LOSE_REPLY if POISON in asked_for else Fate.DELIVER
 
 
 async def test_poison_ends_alone() -> None:

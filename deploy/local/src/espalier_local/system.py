@@ -8,11 +8,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import httpx
 
@@ -23,6 +22,7 @@ from espalier_local.ports import ReservedPort
 from espalier_local.rollcall import SUBJECT_PREFIX, RollCall
 from espalier_local.supervise import ChildFailed, RestartPolicy, Supervisor
 from treecore.messages import WorkerKind
+from treecore.service.tasks import first_of
 
 Dtype = Literal["float32", "bfloat16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -200,7 +200,7 @@ class LocalSystem:
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`; raises ChildFailed, and cancels it, as soon as a part has given up."""
-        await _first(asyncio.create_task(work), asyncio.create_task(self._supervisor.failure()))
+        await first_of(work, self._supervisor.failure())
 
     async def _start(self, at: Addresses) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="espalier-"))
@@ -269,15 +269,3 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
         return (await client.get("/ready")).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-
-
-async def _first(work: asyncio.Task[None], alarm: asyncio.Task[NoReturn]) -> None:
-    """Wait for `work`, unless `alarm` raises before; whichever is left over is cancelled and awaited."""
-    try:
-        await asyncio.wait({work, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        await (work if work.done() else alarm)
-    finally:
-        for task in (work, alarm):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task

@@ -6,6 +6,7 @@ InvalidRequest      the client's input; names the parameter
 PayloadTooLarge
 Overloaded          admission is full; come back after `retry_after_s`
 Unavailable         no verifier can step right now
+Unreachable         a message reached nobody
 WireError           bytes that are no message of ours
 StateMissing        a worker lacks the tokens that a step builds on
 OutOfBlocks         the KV cache has no room for this step
@@ -57,6 +58,10 @@ class Unavailable(EspalierError):
     """No worker can do this now."""
 
     code = "unavailable"
+
+
+class Unreachable(Unavailable):
+    """The message was not delivered: what it asked for has not been done, nor begun."""
 
 
 class WireError(EspalierError):

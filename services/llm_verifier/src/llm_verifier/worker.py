@@ -16,22 +16,12 @@ from treecore.service.worker import serve_worker
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
     decoder = await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype)
-    spec = decoder.spec
     held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
-    engine = Engine(worker_id, held, spec.vocab_size)
+    engine = Engine(worker_id, held, decoder.spec.vocab_size)
 
     def describe(leaving: bool) -> Announcement:
-        return Announcement(
-            worker_id,
-            "verifier",
-            settings.name,
-            spec.vocab_size,
-            spec.context_len,
-            spec.eos_token_ids,
-            held.usage(),
-            leaving,
-        )
+        return held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
 
     await serve_worker(settings, describe, VerifyRequest, engine.step, stop)
 

@@ -5,7 +5,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable
 from contextlib import nullcontext
 
 import uvicorn
@@ -27,6 +26,7 @@ from treecore.errors import ConfigError, InvalidRequest
 from treecore.expand import expansion
 from treecore.service.bus import Bus, NatsBus
 from treecore.service.lifecycle import run_service
+from treecore.service.tasks import first_of
 
 
 def policy_of(settings: ManagerSettings) -> Policy:
@@ -65,10 +65,10 @@ async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
 
     async def manage() -> None:
         await bus.open(settings.nats_url, owner, stop)
-        await _first_of(coordinator.run(), watch(registry, bus, owner))
+        await first_of(coordinator.run(), watch(registry, bus, owner))
 
     try:
-        await _first_of(_http(app, listener, stop), manage())  # /health answers before the broker is there
+        await first_of(_http(app, listener, stop), manage())  # /health answers before the broker is there
     finally:
         await bus.close()
 
@@ -89,17 +89,6 @@ async def _http(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> N
     stopping.cancel()
     server.should_exit = True
     await serving
-
-
-async def _first_of(*parts: Awaitable[None]) -> None:
-    """Run the parts until one ends; stop the others; raise what it raised."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def main() -> int:

@@ -20,22 +20,12 @@ async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
     decoder = await asyncio.to_thread(load_decoder, settings.ssm, dtype=settings.dtype, embedding_from=settings.teacher)
     check_vocabulary(settings.ssm, decoder.spec, settings.teacher)
-    spec = decoder.spec
     held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
-    grower = Grower(worker_id, held, spec.vocab_size, decoder.output_token_ids)
+    grower = Grower(worker_id, held, decoder.spec.vocab_size, decoder.output_token_ids)
 
     def describe(leaving: bool) -> Announcement:
-        return Announcement(
-            worker_id,
-            "ssm",
-            settings.name,
-            spec.vocab_size,
-            spec.context_len,
-            spec.eos_token_ids,
-            held.usage(),
-            leaving,
-        )
+        return held.announcement(worker_id, "ssm", settings.name, leaving=leaving)
 
     await serve_worker(settings, describe, DraftRequest, grower.step, stop)
 

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.errors import EspalierError, OutOfBlocks, StateMissing, WireError
-from treecore.messages import BlockUsage, DraftItem, RefusedItem, RequestId, VerifyItem
+from treecore.messages import (
+    Announcement,
+    BlockUsage,
+    DraftItem,
+    RefusedItem,
+    RequestId,
+    VerifyItem,
+    WorkerId,
+    WorkerKind,
+)
 from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
 from treecore.model.kv_pool import KvPool
@@ -118,6 +127,12 @@ class HeldRequests:
         started = time.perf_counter()
         yield
         self.sample_ms += (time.perf_counter() - started) * 1e3
+
+    def announcement(self, worker_id: WorkerId, kind: WorkerKind, name: str, *, leaving: bool) -> Announcement:
+        """What the worker that holds these requests tells of itself. May be called from another thread."""
+        spec = self._decoder.spec
+        eos_token_ids, usage = spec.eos_token_ids, self.usage()
+        return Announcement(worker_id, kind, name, spec.vocab_size, spec.context_len, eos_token_ids, usage, leaving)
 
     def usage(self) -> BlockUsage:
         """The integrity equation of this worker's cache."""

@@ -15,8 +15,9 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from treecore.errors import Unavailable
+from treecore.errors import Unavailable, Unreachable
 from treecore.service.lifeline import Lifeline
+from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,10 @@ class Bus(Protocol):
     """What the parts need of a broker. The shipped fake in treecore.testing has the same face."""
 
     async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
-        """The one reply to `body`; raises Unavailable: nobody listens, the link broke, or the deadline passed."""
+        """The one reply to `body`. Raises Unreachable (no link, nobody listens) or Unavailable (lost, or too late)."""
 
     async def publish(self, subject: str, body: bytes) -> None:
-        """Send to whoever listens; raises Unavailable while disconnected (nothing is buffered)."""
+        """Send to whoever listens; raises Unreachable while disconnected (nothing is buffered)."""
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """Call `handler` for each message, one after another; what it returns is the reply."""
@@ -64,16 +65,9 @@ class NatsBus:
 
     async def open(self, url: str, name: str, stop: asyncio.Event) -> None:
         """Connect; see `connect`. Until then every request and publish raises Unavailable."""
-        connecting = asyncio.ensure_future(self._connect(url, name))
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not connecting.done():
-                raise Unavailable("stopped before the broker was there")
-            await connecting
-        finally:
-            connecting.cancel()
-            stopping.cancel()
+        await first_of(self._connect(url, name), stop.wait())
+        if not self._client.is_connected:
+            raise Unavailable("stopped before the broker was there")
         self._was_connected = True
 
     async def _connect(self, url: str, name: str) -> None:
@@ -98,7 +92,7 @@ class NatsBus:
             async with self._link.hold():
                 return (await self._client.request(self._full(subject), body, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
-            raise Unavailable(f"nobody listens on {subject}") from error
+            raise Unreachable(f"nobody listens on {subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise Unavailable(f"no answer on {subject}: {type(error).__name__}") from error
 
@@ -134,7 +128,7 @@ class NatsBus:
 
     def _check_connected(self) -> None:
         if not self._client.is_connected:
-            raise Unavailable("no link to the broker")
+            raise Unreachable("no link to the broker")
 
     async def _on_error(self, error: Exception) -> None:
         level = logging.WARNING if self._was_connected else logging.DEBUG

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from treecore.errors import Unavailable
+from treecore.errors import Unavailable, Unreachable
 
 _PAST = 0.0  # on the loop's clock
 
@@ -23,9 +23,9 @@ class Lifeline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Run the body; raises Unavailable as soon as the lifeline is cut, also if it was cut before."""
+        """Run the body; raises Unavailable as soon as the lifeline is cut, and Unreachable if it was cut before."""
         if self.is_cut:
-            raise Unavailable(self._loss)
+            raise Unreachable(self._loss)
         try:
             async with asyncio.timeout(None) as wait:
                 self._waits.add(wait)

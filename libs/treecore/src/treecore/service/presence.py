@@ -8,7 +8,9 @@ from contextlib import suppress
 from treecore.codec import encode
 from treecore.errors import Unavailable
 from treecore.messages import ANNOUNCE, HELLO, Announcement
-from treecore.service.bus import Bus
+from treecore.service.bus import Bus, NatsBus
+from treecore.service.settings import ServiceSettings
+from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
 
 logger = logging.getLogger(__name__)
@@ -50,3 +52,32 @@ class Announcer:
             await self._bus.publish(ANNOUNCE, encode(self._describe(leaving)))
         except Unavailable as error:
             log_event(logger, logging.DEBUG, "not announced", error=error)
+
+
+async def announce_from_thread(settings: ServiceSettings, describe: Callable[[bool], Announcement]) -> None:
+    """Run an Announcer until cancelled, in a thread with a loop and a link of its own; raises what it raised."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    async def announce() -> None:
+        name = f"{describe(False).worker_id}-presence"
+        bus = await NatsBus.connect(settings.nats_url, name, settings.subject_prefix, stop)
+        try:
+            await first_of(Announcer(bus, describe).run(), stop.wait())
+        finally:
+            await bus.close()
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(announce())
+        finally:
+            loop.close()
+
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        with suppress(RuntimeError):  # the loop has just been closed
+            loop.call_soon_threadsafe(stop.set)
+        with suppress(Unavailable):  # stopped before the broker was there
+            await running
+        raise

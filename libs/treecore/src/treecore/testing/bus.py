@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, TypeVar
 
-from treecore.errors import Unavailable
+from treecore.errors import Unavailable, Unreachable
 from treecore.service.bus import Handler
 
 T = TypeVar("T")
@@ -74,9 +74,9 @@ class FakeBus:
         verdict = self._judge("request", subject, body)
         listeners = self._listeners.get(subject)
         if not listeners:
-            raise Unavailable(f"nobody listens on {subject}")
+            raise Unreachable(f"nobody listens on {subject}")
         if verdict is Fate.REFUSE:
-            raise Unavailable(f"refused by the rule: {subject}")
+            raise Unreachable(f"refused by the rule: {subject}")
         lost = self._spawn(self._lost.wait())
         answering = self._spawn(self._answer(listeners[0], body, verdict))
         try:
@@ -91,7 +91,7 @@ class FakeBus:
         """See Bus.publish."""
         verdict = self._judge("publish", subject, body)
         if verdict is Fate.REFUSE:
-            raise Unavailable(f"refused by the rule: {subject}")
+            raise Unreachable(f"refused by the rule: {subject}")
         for listener in self._listeners.get(subject, ()):
             self._spawn(self._answer(listener, body, verdict))
 
@@ -128,7 +128,7 @@ class FakeBus:
 
     def _judge(self, kind: Literal["request", "publish"], subject: str, body: bytes) -> Verdict:
         if self._lost.is_set():
-            raise Unavailable("no link to the broker")
+            raise Unreachable("no link to the broker")
         self.num_calls += 1
         return self.rule(Call(self.num_calls, kind, subject, body))
 

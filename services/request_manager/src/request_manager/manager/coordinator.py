@@ -22,7 +22,7 @@ from request_manager.manager.ssm_pool import Round, SsmPool
 from request_manager.manager.step_record import Observer, StepRecord
 from request_manager.manager.verifying import VerifierLink
 from treecore.accept import Accepted, walk
-from treecore.errors import EspalierError, Overloaded, Unavailable
+from treecore.errors import EspalierError, Overloaded, Unavailable, Unreachable
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.merge import merge, prune
 from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyItem, VerifyReply, split_tree
@@ -109,8 +109,11 @@ class Coordinator:
         drafted = perf_counter()
         trees = {item.request_id: self._tree(item, drafts) for item in plan.items}
         self._prime(plan)
-        reply = await self._verifier.ask(worker, [self._verify_item(item, trees) for item in plan.items])
-        if reply is None:
+        try:
+            reply = await self._verifier.ask(worker, [self._verify_item(item, trees) for item in plan.items])
+        except Unreachable:
+            return
+        except Unavailable:
             self._on_lost_step(plan)
             return
         verified = perf_counter()
@@ -173,8 +176,8 @@ class Coordinator:
             return
         self._ssms.flush()
         if self._verifier.owes_release:
-            reply = await self._verifier.ask(worker, ())
-            if reply is not None:
+            with suppress(Unavailable):
+                reply = await self._verifier.ask(worker, ())
                 self._observer.on_blocks(reply.worker_id, reply.blocks)
             return
         self._wake.clear()

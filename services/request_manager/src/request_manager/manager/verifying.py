@@ -52,15 +52,20 @@ class VerifierLink:
                 await self._registry.changed.wait()
         return None
 
-    async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply | None:
-        """The answer, or None if the verifier is gone or out of reach. Asking again is always safe."""
+    async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply:
+        """The answer. Asking again is always safe.
+
+        Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked.
+        """
         request = VerifyRequest(self._owner_at(worker), tuple(self._released), tuple(items))
         try:
             reply = decode(await self._exchange(worker, encode(request)), VerifyReply)
         except (Unavailable, WireError) as error:
             log_event(logger, logging.WARNING, "step not verified", worker_id=worker.worker_id, error=error)
             self._registry.lose(worker.worker_id)
-            return None
+            if isinstance(error, Unavailable):
+                raise
+            raise Unavailable(str(error)) from error
         self._released.difference_update(request.released)
         return reply
 
