@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from treecore.noise import GUMBEL_MAX, Seed, gumbel
 
 _MIN_TEMPERATURE = np.finfo(np.float32).tiny  # what fp32 would round to 0 is as good as greedy
-_FIRST_LOOK = 64  # candidates whose noise is drawn first; the best of them rules out most of the rest
+_FIRST_LOOK = 64  # how many of the best are looked at first where a sort is needed anyway
+_NEAR = np.float32(3.0)  # tokens so close to the best have their noise drawn first: it rules out most of the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +148,19 @@ def _top_noisy(
 
     Noise is at most GUMBEL_MAX: once `count` tokens score at least s, a token with logp < s - GUMBEL_MAX is out.
     """
-    first = [_keep(law, _top_indices(law.logp, max(_FIRST_LOOK, count))) for law in laws]
+    first = [_keep(law, _likely(law.logp, count)) for law in laws]
     contenders = [
         law if len(look.logp) == len(law.logp) else _contenders(law, np.partition(scores, -count)[-count])
         for law, look, scores in zip(laws, first, _scores(first, seed, positions), strict=True)
     ]
     scored = zip(contenders, _scores(contenders, seed, positions), strict=True)
     return [_top(law.token_ids, scores, count) for law, scores in scored]
+
+
+def _likely(logp: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """At least `count` indices of likely tokens, as far as there are so many; cheaper to find than the very best."""
+    near = np.flatnonzero(logp >= logp.max() - _NEAR)
+    return near if len(near) >= count else _top_indices(logp, max(_FIRST_LOOK, count))
 
 
 def _contenders(law: Distribution, floor: np.float32) -> Distribution:
