@@ -18,11 +18,15 @@ from treecore.messages import (
     BlockUsage,
     DraftedItem,
     DraftItem,
+    DraftLaws,
     DraftReply,
     DraftRequest,
     Hello,
+    Logprobs,
+    Masses,
     RefusedItem,
     RequestId,
+    Supports,
     VerifiedItem,
     VerifyItem,
     VerifyReply,
@@ -30,7 +34,7 @@ from treecore.messages import (
     WorkerId,
 )
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import Grammar, SamplingParams
 
 texts = st.text(max_size=12)
 request_ids = texts.map(RequestId)
@@ -44,7 +48,21 @@ params = st.builds(
     st.integers(0, 2**31),
     st.floats(1e-6, 1),
     st.integers(0, 2**64 - 1).map(Seed),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.1, 2),
+    presence_penalty=st.floats(-2, 2),
+    bias_ids=st.just((1, 2)),
+    biases=st.tuples(st.floats(-100, 100), st.floats(-100, 100)),
+    end_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    num_logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(["regex", "json_schema"]), texts),
+    rule=st.sampled_from(["coupled", "naive", "multi_step", "multi_step_iid"]),
 )
+float_arrays = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(
+    lambda values: np.array(values, np.float32)
+)
+supports = st.builds(Supports, tokens, tokens, tokens)
+laws = st.builds(DraftLaws, supports, float_arrays)
 expansions = st.lists(st.integers(1, 9), max_size=4).map(lambda widths: Expansion(tuple(widths)))
 blocks = st.builds(BlockUsage, counts, counts, counts, counts)
 
@@ -56,15 +74,33 @@ def tuples(item: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 draft_items = st.builds(DraftItem, request_ids, counts, counts, tokens, st.none() | params, expansions)
 verify_items = st.builds(
-    VerifyItem, request_ids, counts, counts, tokens, st.none() | params, tokens, tokens, st.booleans()
+    VerifyItem,
+    request_ids,
+    counts,
+    counts,
+    tokens,
+    st.none() | params,
+    tokens,
+    tokens,
+    st.booleans(),
+    st.none() | supports,
 )
 refused = tuples(st.builds(RefusedItem, request_ids, counts, counts, texts))
 every_message = st.one_of(
-    st.builds(DraftRequest, texts, tuples(request_ids), tuples(draft_items)),
+    st.builds(DraftRequest, texts, counts, tuples(request_ids), tuples(draft_items)),
     st.builds(
         DraftReply,
         worker_ids,
-        tuples(st.builds(DraftedItem, request_ids, counts, tokens, tokens)),
+        tuples(
+            st.builds(
+                DraftedItem,
+                request_ids,
+                counts,
+                tokens,
+                tokens,
+                st.none() | laws,
+            )
+        ),
         refused,
         floats,
         floats,
@@ -74,7 +110,16 @@ every_message = st.one_of(
     st.builds(
         VerifyReply,
         worker_ids,
-        tuples(st.builds(VerifiedItem, request_ids, counts, tokens)),
+        tuples(
+            st.builds(
+                VerifiedItem,
+                request_ids,
+                counts,
+                tokens,
+                st.none() | st.builds(Masses, float_arrays, float_arrays),
+                st.none() | st.builds(Logprobs, float_arrays, tokens, float_arrays),
+            )
+        ),
         refused,
         floats,
         floats,
@@ -230,29 +275,45 @@ USAGE = BlockUsage(1, 0, 1, 16)
 def test_whole_numbers_may_stand_for_floats() -> None:
     """`temperature=0` type-checks as a float; it must not become a message that the worker refuses."""
     item = DraftItem(RequestId("r"), 0, 0, np.array([1], np.int32), SamplingParams(0, 0, 1, Seed(3)), Expansion((1,)))
-    back = decode(encode(DraftRequest("me", (), (item,))), DraftRequest).items[0].params
+    back = decode(encode(DraftRequest("me", 0, (), (item,))), DraftRequest).items[0].params
     assert back == SamplingParams(0.0, 0, 1.0, Seed(3))
     assert type(back.temperature) is float
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p", "seed"),
+    ("name", "value"),
     [
-        (-0.1, 0, 1.0, 0),
-        (float("nan"), 0, 1.0, 0),
-        (float("inf"), 0, 1.0, 0),
-        (1.0, -1, 1.0, 0),
-        (1.0, 0, 1.5, 0),
-        (1.0, 0, -0.5, 0),
-        (1.0, 0, float("nan"), 0),
-        (1.0, 0, 1.0, -1),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 1.5),
+        ("top_p", -0.5),
+        ("top_p", float("nan")),
+        ("min_p", 1.5),
+        ("min_p", float("nan")),
+        ("seed", -1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", float("inf")),
+        ("frequency_penalty", float("nan")),
+        ("bias_ids", [1]),
+        ("biases", [1.0]),
+        ("end_token_ids", [-1]),
+        ("prompt_len", -1),
+        ("min_tokens", -1),
+        ("num_logprobs", 21),
+        ("num_logprobs", -1),
+        ("rule", "other"),
+        ("grammar", ["other", "x"]),
     ],
 )
-def test_impossible_parameters_are_refused(temperature: float, top_k: int, top_p: float, seed: int) -> None:
+def test_impossible_parameters_are_refused(name: str, value: object) -> None:
     """A worker that computed with them would die: they end at the codec."""
     good = DraftItem(RequestId("r"), 0, 0, np.array([1], np.int32), SamplingParams(1.0, 0, 1.0, Seed(0)), Expansion(()))
-    parts = msgpack.unpackb(encode(DraftRequest("me", (), (good,))))
-    parts[4][0][4] = [temperature, top_k, top_p, seed]
+    parts = msgpack.unpackb(encode(DraftRequest("me", 0, (), (good,))))
+    assert decode(msgpack.packb(parts), DraftRequest).items[0].params == good.params
+    parts[5][0][4][[field.name for field in fields(SamplingParams)].index(name)] = value
     with pytest.raises(WireError):
         decode(msgpack.packb(parts), DraftRequest)
 
@@ -265,7 +326,7 @@ def test_arrays_of_odd_length_are_refused() -> None:
         )
     )
     parts[3][0][2] = b"12345"
-    with pytest.raises(WireError, match="int32 array"):
+    with pytest.raises(WireError, match="array of int32"):
         decode(msgpack.packb(parts), VerifyReply)
 
 

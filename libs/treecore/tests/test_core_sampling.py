@@ -11,8 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from treecore.law import processed
 from treecore.noise import Seed, gumbel
-from treecore.sampling import SamplingParams, best_tokens, best_tokens_of_nodes, processed
+from treecore.params import SamplingParams
+from treecore.sampling import best_tokens, best_tokens_of_nodes
 
 Logits = NDArray[np.float32]
 Positions = NDArray[np.int64]

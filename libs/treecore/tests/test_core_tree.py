@@ -14,7 +14,7 @@ from treecore.errors import InvalidRequest, WireError
 from treecore.expand import NO_DRAFT, expansion, num_nodes
 from treecore.merge import merge, prune
 from treecore.messages import join_tree, split_tree
-from treecore.tree import TokenTree, chain
+from treecore.tree import TokenTree, Try, chain
 
 ROOT_TOKEN = 7
 Path = tuple[int, ...]
@@ -48,9 +48,9 @@ def all_paths(tree: TokenTree) -> set[Path]:
     return {path_of(tree, node) for node in range(len(tree))}
 
 
-def tries_by_path(tree: TokenTree) -> dict[Path, Counter[int]]:
+def tries_by_path(tree: TokenTree) -> dict[Path, Counter[Try]]:
     """Every try, by the sequence that it proposed."""
-    found: dict[Path, Counter[int]] = {}
+    found: dict[Path, Counter[Try]] = {}
     for node in range(len(tree)):
         found.setdefault(path_of(tree, node), Counter()).update(tree.tries[node])
     return found
@@ -76,7 +76,7 @@ def test_merge_is_the_union_of_sequences(drafts: list[TokenTree]) -> None:
 @given(st.lists(trees(), min_size=1, max_size=4))
 def test_merge_keeps_every_try(drafts: list[TokenTree]) -> None:
     """No proposal is lost and none is invented: collapsing tries would bias `multi_step`."""
-    wanted: dict[Path, Counter[int]] = {}
+    wanted: dict[Path, Counter[Try]] = {}
     for draft in drafts:
         for path, tries in tries_by_path(draft).items():
             wanted.setdefault(path, Counter()).update(tries)
@@ -106,7 +106,7 @@ def test_merge_example() -> None:
     merged = merge([chain([7, 1, 2], 0), chain([7, 1, 3], 1)])
     assert merged.tokens.tolist() == [7, 1, 2, 3]
     assert merged.parents.tolist() == [-1, 0, 1, 1]
-    assert merged.tries == ((), (0, 1), (0,), (1,))
+    assert merged.tries == ((), (Try(0, 0), Try(1, 0)), (Try(0, 0),), (Try(1, 0),))
 
 
 def test_merge_refuses_different_roots() -> None:
@@ -208,7 +208,9 @@ def test_split_and_join_are_inverse(tree: TokenTree) -> None:
     joined = join_tree(ROOT_TOKEN, *split_tree(tree), ssm_idx=2)
     np.testing.assert_array_equal(joined.tokens, tree.tokens)
     np.testing.assert_array_equal(joined.parents, tree.parents)
-    assert joined.tries == ((), *[(2,)] * (len(tree) - 1))
+    for node in range(len(tree)):
+        wanted = [(Try(2, order), child) for order, child in enumerate(tree.children[node])]
+        assert joined.tries_at(node) == wanted
 
 
 int32s = st.integers(-(2**31), 2**31 - 1)

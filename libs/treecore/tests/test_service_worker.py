@@ -23,7 +23,7 @@ from treecore.messages import (
     step_subject,
 )
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.service.bus import NatsBus
 from treecore.service.presence import Announcer
 from treecore.service.settings import ServiceSettings

@@ -16,6 +16,7 @@ from treecore.accept import walk
 from treecore.messages import (
     RefusedItem,
     RequestId,
+    Supports,
     VerifiedItem,
     VerifyItem,
     VerifyReply,
@@ -27,7 +28,8 @@ from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.params import Grammar, SamplingParams
+from treecore.sampling import best_tokens
 from treecore.testing.checkpoints import TINY, write_tiny_llama
 from treecore.testing.trees import random_tree
 from treecore.tree import TokenTree, chain
@@ -288,16 +290,28 @@ def test_the_same_request_twice_in_a_message_is_answered_once(decoder: Decoder) 
 wild_ids = st.sampled_from(["a", "b", "c"]).map(RequestId)
 wild_tokens = st.lists(st.integers(-1, VOCAB_SIZE), max_size=12).map(lambda ids: np.array(ids, np.int32))
 wild_parents = st.lists(st.integers(-1, 4), max_size=12).map(lambda ids: np.array(ids, np.int32))
+WILD = replace(
+    SAMPLED,
+    repetition_penalty=1.3,
+    bias_ids=(1, 2),
+    biases=(-100.0, 2.0),
+    min_tokens=9,
+    end_token_ids=(3,),
+    num_logprobs=2,
+)
+OUTSIDE = replace(SAMPLED, bias_ids=(VOCAB_SIZE,), biases=(1.0,))  # of a token that the model does not have
+UNKNOWN = replace(SAMPLED, grammar=Grammar("regex", "a"))  # this worker has no grammars
 wild_items = st.builds(
     VerifyItem,
     wild_ids,
     st.integers(0, 3),
     st.integers(-1, 12),
     wild_tokens,
-    st.sampled_from([None, GREEDY, SAMPLED]),
+    st.sampled_from([None, GREEDY, SAMPLED, WILD, OUTSIDE, UNKNOWN]),
     wild_tokens,
     wild_parents,
     st.booleans(),
+    st.none() | st.builds(Supports, wild_parents, wild_parents, wild_tokens),
 )
 wild_requests = st.builds(
     VerifyRequest,

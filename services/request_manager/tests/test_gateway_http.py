@@ -99,7 +99,12 @@ async def test_completion() -> None:
         "model": "tiny",
         "choices": [{"index": 0, "text": "hello é😀", "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": num_tokens, "total_tokens": num_tokens + 2},
-        "espalier": {"seed": SEED, "steps": 3, "tokens_per_step": num_tokens / 3},
+        "espalier": {
+            "seed": SEED,
+            "steps": 3,
+            "tokens_per_step": num_tokens / 3,
+            "accepted_per_position": [3, 1],  # runs of 2, 2 and 3 tokens
+        },
     }
 
 
@@ -181,6 +186,7 @@ async def test_n_choices_of_several_prompts() -> None:
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
     assert whole["usage"]["prompt_tokens"] == 3
     assert whole["espalier"]["steps"] == 12
+    assert whole["espalier"]["accepted_per_position"] == [12, 4]
 
 
 async def test_n_choices_streamed() -> None:
@@ -243,13 +249,10 @@ async def test_a_prompt_may_fill_the_context_but_one() -> None:
 
 
 NEUTRAL = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": {},
-    "min_p": 0,
-    "response_format": {"type": "text"},
-    "logprobs": None,
+    "length_penalty": 1,
+    "skip_special_tokens": True,
+    "bad_words": [],
+    "prompt_logprobs": None,
 }
 
 
@@ -257,8 +260,8 @@ async def test_neutral_values_are_accepted() -> None:
     """A field that changes nothing is no reason to refuse, and is not unknown."""
     async with client_of() as gateway:
         for path, body in [
-            (COMPLETIONS, completion(**NEUTRAL, best_of=1, echo=False, suffix=None, user="u")),
-            (CHAT, chat(**NEUTRAL | {"logprobs": False}, top_logprobs=0, tools=[], tool_choice="auto")),
+            (COMPLETIONS, completion(**NEUTRAL, best_of=1, suffix=None, user="u")),
+            (CHAT, chat(**NEUTRAL, tools=[], tool_choice="auto")),
         ]:
             response = await gateway.post(path, json=body)
             assert response.status_code == 200, response.text

@@ -91,6 +91,27 @@ async def test_sdk_streams() -> None:
         assert final.choices[0].message.content == "hello é😀"
 
 
+async def test_sdk_logprobs() -> None:
+    """The SDK's types hold what was asked for, streamed or not, at both endpoints."""
+
+    def spoken(generation: Generation) -> Iterable[Line]:
+        return deltas(HELLO, [2, 2], "stop", generation.params.num_logprobs)
+
+    async with sdk(spoken) as client:
+        chat = await client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=2)
+        content = chat.choices[0].logprobs.content if chat.choices[0].logprobs else None
+        assert content is not None
+        assert [len(entry.top_logprobs) for entry in content] == [2] * len(HELLO)
+        async with client.chat.completions.stream(model="tiny", messages=MESSAGES, logprobs=True) as helper:
+            final = await helper.get_final_completion()
+        assert final.choices[0].logprobs is not None
+        streamed = final.choices[0].logprobs.content or []
+        assert [entry.logprob for entry in streamed] == [entry.logprob for entry in content]
+        completion = await client.completions.create(model="tiny", prompt="ab", logprobs=1, logit_bias={"5": 1})
+        assert completion.choices[0].logprobs is not None
+        assert completion.choices[0].logprobs.token_logprobs == [entry.logprob for entry in content]
+
+
 async def test_sdk_errors() -> None:
     """The SDK's exception types, with our message and parameter."""
     async with sdk(lambda _: [Overloaded("full", 1)]) as client:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ def sentencepiece_like() -> Tokenizer:
 
 PIECES = sentencepiece_like()
 WINDOW = vocabulary_of(PIECES)
+EMOJI = [PIECES.token_to_id(f"<0x{byte:02X}>") for byte in "😀".encode()]
 
 
 def text_of(detokeniser: Detokeniser, tokens: list[int]) -> str:
@@ -79,6 +81,23 @@ def test_window_equals_decode(tokens: list[int]) -> None:
 def test_window_with_spaces_and_bytes(tokens: list[int]) -> None:
     """The same where tokens meet the decoder's rules most often."""
     assert text_of(WINDOW.detokeniser(), tokens) == PIECES.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("vocabulary", "tokenizer"), [(BYTES, BYTE_LEVEL), (WINDOW, PIECES)], ids=["bytes", "window"])
+def test_spelling(vocabulary: Any, tokenizer: Tokenizer) -> None:
+    """Each text token's bytes, put together, are the text, parts of characters included; special ones have a name."""
+    text = "a hello é😀"
+    tokens = tokenizer.encode(text).ids if vocabulary is BYTES else [258, 260, 261, 257, 259, *EMOJI]
+    assert b"".join(map(vocabulary.spell, tokens)).decode() == text
+    special = max(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    assert vocabulary.spell(special).decode() == tokenizer.id_to_token(special)
+    assert vocabulary.spell(tokenizer.get_vocab_size() + 5) == b""
+
+
+@given(st.lists(st.integers(0, UNKNOWN_ID)))
+def test_decode_is_the_tokenizers(tokens: list[int]) -> None:
+    """What an echo of token ids shows."""
+    assert tiny_codec().decode(tokens) == BYTE_LEVEL.decode(tokens)
 
 
 def test_chat_template() -> None:

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from request_manager.contract import Generation
+from request_manager.contract import Generation, TokenLogprob
 from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
 from treecore.expand import Expansion
+from treecore.law import Paths, adjusted, logprobs
 from treecore.messages import DraftReply, DraftRequest, RequestId, WorkerId
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.testing.bus import Call, Fate, Rule, Verdict
 from treecore.testing.scripted import AgreeingModel, ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSize, FakeSsm, FakeVerifier
@@ -24,7 +25,7 @@ VOCAB_SIZE = 20
 EOS = (3,)
 LLM = ScriptedModel(VOCAB_SIZE)
 SIZE = FakeSize(eos_token_ids=EOS)
-GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0))
+GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0), end_token_ids=EOS)
 
 
 def verifier(model: ScriptedModel = LLM) -> FakeVerifier:
@@ -40,8 +41,19 @@ def ssm(agreement: float, name: str = "ssm", llm: ScriptedModel = LLM) -> FakeSs
 
 def alone(generation: Generation, llm: ScriptedModel = LLM) -> Outcome:
     """What must come out; steps are free."""
-    tokens, reason = decode_alone(llm, generation.prompt.tolist(), generation.params, generation.max_tokens, EOS)
-    return Outcome(tokens, reason)
+    tokens, reason = decode_alone(llm, generation.prompt.tolist(), generation.params, generation.max_tokens)
+    return Outcome(tokens, reason, logprobs=logprobs_alone(llm, generation, tokens))
+
+
+def logprobs_alone(llm: ScriptedModel, generation: Generation, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    """Position by position, each on its own."""
+    params, context, found = generation.params, generation.prompt.tolist(), []
+    for token in tokens if params.num_logprobs is not None else ():
+        table = logprobs(adjusted(llm.logits(context)[None], None, params, Paths(context, ((),)))[0]).astype(np.float32)
+        best = sorted(range(VOCAB_SIZE), key=lambda other: (-table[other], other))[: params.num_logprobs]
+        found.append(TokenLogprob(float(table[token]), tuple((other, float(table[other])) for other in best)))
+        context.append(token)
+    return tuple(found)
 
 
 async def run_all(stage: Stage, generations: list[Generation]) -> list[Outcome]:
@@ -51,29 +63,46 @@ async def run_all(stage: Stage, generations: list[Generation]) -> list[Outcome]:
     return [replace(outcome, steps=0) for outcome in outcomes]
 
 
-sampling = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 1, 4]),
-    top_p=st.sampled_from([1.0, 0.9, 0.3]),
-    seed=st.integers(0, 2**64 - 1).map(Seed),
-)
+@st.composite
+def sampling(draw: st.DrawFn, prompt_len: int) -> SamplingParams:
+    """Every parameter that tokens depend on, each off now and then."""
+    biases = draw(st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100), max_size=3))
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.7, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 4])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.3])),
+        seed=Seed(draw(st.integers(0, 2**64 - 1))),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.7, 1.3, 2.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, -2.0, 0.5, 2.0])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, -0.7, 0.4, 2.0])),
+        bias_ids=tuple(biases),
+        biases=tuple(biases.values()),
+        prompt_len=prompt_len,
+        min_tokens=draw(st.sampled_from([0, 0, 3, 20])),
+        end_token_ids=draw(st.sampled_from([(), EOS, (*EOS, 7, 8)])),
+        num_logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        rule=draw(st.sampled_from(["coupled", "coupled", "naive"])),
+    )
+
+
 trees = st.none() | st.lists(st.integers(1, 3), max_size=4).map(lambda widths: Expansion(tuple(widths)))
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Generation]:
     """1 to 16 requests of all kinds."""
+    prompts = draw(st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), min_size=1, max_size=16))
     return [
         Generation(
             RequestId(f"r{idx}"),
-            np.array(draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40)), np.int32),
-            draw(sampling),
+            np.array(prompt, np.int32),
+            draw(sampling(len(prompt))),
             draw(st.integers(1, 12)),
-            draw(st.booleans()) or draw(st.booleans()),
+            draw(st.integers(0, 4)) > 0,
             draw(trees),
         )
-        for idx in range(draw(st.integers(1, 16)))
+        for idx, prompt in enumerate(prompts)
     ]
 
 
@@ -89,7 +118,7 @@ def losing(seed: int) -> Rule:
     return rule
 
 
-@settings(max_examples=25)
+@settings(max_examples=300)
 @given(
     generations=batches(),
     llm_seed=st.integers(0, 99),
@@ -104,7 +133,10 @@ def test_on_equals_off_token_for_token(
     prefill_rows: int,
     loss_seed: int | None,
 ) -> None:
-    """Greedy and sampled, any trees, several SSMs, batches of 1-16, prompt chunks, SSM losses: the same tokens."""
+    """Any parameters, any trees, several SSMs, batches of 1-16, prompt chunks, SSM losses: the same tokens.
+
+    And the same log-probs, bit for bit, since the scripted model's logits do not depend on the batch.
+    """
     llm = ScriptedModel(VOCAB_SIZE, llm_seed)
     ssms = [ssm(agreement, f"ssm{idx}", llm) for idx, agreement in enumerate(agreements)]
 

@@ -12,7 +12,7 @@ from request_manager.manager.testing import POLICY, Outcome, Stage, running_stag
 from treecore.errors import Overloaded, Unavailable
 from treecore.messages import DraftedItem, DraftItem, RefusedItem, RequestId, VerifiedItem, VerifyItem, WorkerId
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.testing.bus import Call, Fate, Rule, Verdict, fail_nth
 from treecore.testing.scripted import AgreeingModel, ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSize, FakeSsm, FakeVerifier
@@ -43,7 +43,7 @@ def generation(idx: int, max_tokens: int = MAX_TOKENS, prompt_len: int | None = 
 
 def alone(asked: Generation) -> Outcome:
     """What must come out; steps are free."""
-    return Outcome(*decode_alone(LLM, asked.prompt.tolist(), asked.params, asked.max_tokens, ()))
+    return Outcome(*decode_alone(LLM, asked.prompt.tolist(), asked.params, asked.max_tokens))
 
 
 BATCH = [generation(idx) for idx in range(4)]
@@ -281,7 +281,7 @@ async def test_a_request_that_can_never_fit_is_told_so() -> None:
 class WildSsm(FakeSsm):
     """Proposes whatever a broken SSM might: ids outside the vocabulary, negative ones, no trees, far too much."""
 
-    def _draft(self, item: DraftItem) -> DraftedItem | RefusedItem:
+    def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
         rng = np.random.default_rng(item.step)
         num = int(rng.integers(1, 3 if item.step % 2 else 500))
         tokens = rng.integers(-1 if item.step % 3 == 0 else 0, VOCAB_SIZE + 3, num)
@@ -353,7 +353,7 @@ async def test_a_verifier_that_stumbles_now_and_then_is_borne_with() -> None:
 async def test_requests_wait_for_the_first_verifier() -> None:
     """Admitted before any verifier is there (a restart): a pause, not an error."""
     async with running_stage() as stage:
-        request = stage.coordinator.submit(generation(0), ())
+        request = stage.coordinator.submit(generation(0))
         await asyncio.sleep(0)
         await stage.add(verifier())
         await stage.until(lambda: request.finish_reason is not None)

@@ -15,14 +15,14 @@ from treecore.errors import Unavailable, Unreachable
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.messages import RequestId, WorkerId
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.testing.bus import Call, FakeBus, Fate, Verdict, fail_nth
 from treecore.testing.scripted import ScriptedModel
 from treecore.testing.workers import FakeSsm, FakeVerifier
 
 LLM = ScriptedModel(20)
-GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0))
 EOS = 3
+GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0), end_token_ids=(EOS,))
 ONE = Expansion((1,))
 
 
@@ -34,7 +34,7 @@ async def some_turns() -> None:
 
 def request(max_tokens: int = 5) -> Request:
     """A request with four prompt tokens."""
-    return Request(Generation(RequestId("r"), np.array([9, 9, 9, 9], np.int32), GREEDY, max_tokens), frozenset({EOS}))
+    return Request(Generation(RequestId("r"), np.array([9, 9, 9, 9], np.int32), GREEDY, max_tokens))
 
 
 # -- Request ----------------------------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ def test_commit_cuts_behind_eos_and_at_the_limit(
 ) -> None:
     """Nothing behind EOS, nothing beyond max_tokens (5), EOS first; the client is told exactly what stays."""
     one = request()
-    assert one.commit(accepted) == len(kept)
+    assert one.commit(accepted, len(accepted) - 1) == len(kept)
     assert one.committed == [9, 9, 9, 9, *kept]
-    assert one.outbox.get_nowait() == TokenDelta(kept, reason, 1)  # type: ignore[arg-type]
+    assert one.outbox.get_nowait() == TokenDelta(kept, reason, 1, min(len(accepted) - 1, len(kept)))  # type: ignore[arg-type]
     assert one.finish_reason == reason
 
 

@@ -10,7 +10,7 @@ from treecore.codec import decode
 from treecore.errors import Unavailable
 from treecore.messages import RequestId, VerifyRequest, WorkerId
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.testing.bus import Call, Fate, Verdict
 from treecore.testing.scripted import ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSize, FakeVerifier
@@ -34,7 +34,7 @@ def refuse_poison(call: Call) -> Verdict:
 
 async def test_poison_ends_alone() -> None:
     """The innocent get their full text; the guilty one error, after a bounded number of tries."""
-    wanted = decode_alone(LLM, asked("x").prompt.tolist(), asked("x").params, 8, ())
+    wanted = decode_alone(LLM, asked("x").prompt.tolist(), asked("x").params, 8)
     names = ["good", POISON, "fine"]
     async with running_stage(FakeVerifier(LLM, WorkerId("v"), "llm", FakeSize()), rule=refuse_poison) as stage:
         outcomes = await asyncio.gather(*[stage.outcome(asked(name)) for name in names])

@@ -18,7 +18,7 @@ from treecore.codec import MAX_PAYLOAD_BYTES, decode, encode
 from treecore.expand import Expansion
 from treecore.messages import ANNOUNCE, HELLO, BlockUsage, Hello, RequestId, WorkerId
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.service.presence import SILENCE_IS_LOSS_S
 from treecore.testing.bus import Call, FakeBus, Fate
 from treecore.testing.scripted import ScriptedModel

@@ -19,7 +19,8 @@ from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.params import SamplingParams
+from treecore.sampling import best_tokens
 from treecore.testing.checkpoints import TINY, write_tiny_draft, write_tiny_llama
 from treecore.tree import TokenTree
 
@@ -84,7 +85,7 @@ def item(committed: Sequence[int], widths: Sequence[int] = (), start: int = 0, *
 
 def step(grower: Grower, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
     """One step; the integrity equation must hold behind it."""
-    reply = grower.step(DraftRequest(owner, tuple(map(RequestId, released)), items))
+    reply = grower.step(DraftRequest(owner, 0, tuple(map(RequestId, released)), items))
     assert reply.blocks.free + reply.blocks.used == reply.blocks.total
     assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
     return reply
@@ -254,18 +255,21 @@ def test_release_and_owner_change_free_everything(decoder: Decoder) -> None:
     assert reply.blocks.used == 0
 
 
+WILD = replace(SAMPLED, repetition_penalty=1.3, bias_ids=(1, 2), biases=(-100.0, 2.0), min_tokens=9, end_token_ids=(3,))
+OUTSIDE = replace(SAMPLED, bias_ids=(VOCAB_SIZE,), biases=(1.0,))  # of a token that the model does not have
 wild_items = st.builds(
     DraftItem,
     st.sampled_from(["a", "b", "c"]).map(RequestId),
     st.integers(0, 3),
     st.integers(-1, 12),
     st.lists(st.integers(-1, VOCAB_SIZE), max_size=12).map(lambda ids: np.array(ids, np.int32)),
-    st.sampled_from([None, GREEDY, SAMPLED]),
+    st.sampled_from([None, GREEDY, SAMPLED, WILD, OUTSIDE]),
     st.lists(st.integers(-1, 3), max_size=4).map(lambda widths: Expansion(tuple(widths))),
 )
 wild_requests = st.builds(
     DraftRequest,
     st.sampled_from(["me", "other"]),
+    st.integers(0, 1),
     st.lists(st.sampled_from(["a", "b"]).map(RequestId), max_size=2).map(tuple),
     st.lists(wild_items, max_size=4).map(tuple),
 )

@@ -22,7 +22,7 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 _TAGS: dict[type, int] = {kind: tag for tag, kind in enumerate(get_args(messages.Message), start=1)}
 _KINDS = {tag: kind for kind, tag in _TAGS.items()}
-_WIRE_INT32 = np.dtype("<i4")
+_WIRE_DTYPES = {np.dtype(np.int32): np.dtype("<i4"), np.dtype(np.float32): np.dtype("<f4")}
 
 M = TypeVar("M", bound=messages.Message)
 Reader = Callable[[Any], Any]
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return _plain_fields(value)
     if isinstance(value, np.ndarray):
-        return value.astype(_WIRE_INT32, copy=False).tobytes()
+        return value.astype(_WIRE_DTYPES[value.dtype], copy=False).tobytes()
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -80,7 +80,7 @@ def _reader(kind: Any) -> Reader:
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     if origin is np.ndarray:
-        return _read_tokens
+        return _array_reader(np.dtype(get_args(get_args(kind)[1])[0]))
     if origin is tuple:
         return _tuple_reader(_reader(get_args(kind)[0]))
     if origin is Literal:
@@ -143,7 +143,12 @@ def _read_float(value: Any) -> Any:
     return float(value)
 
 
-def _read_tokens(value: Any) -> Any:
-    if not isinstance(value, bytes) or len(value) % _WIRE_INT32.itemsize:
-        raise WireError("an int32 array was due")
-    return np.frombuffer(value, _WIRE_INT32).astype(np.int32)
+def _array_reader(dtype: np.dtype[Any]) -> Reader:
+    wire = _WIRE_DTYPES[dtype]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, bytes) or len(value) % wire.itemsize:
+            raise WireError(f"an array of {dtype} was due")
+        return np.frombuffer(value, wire).astype(dtype)
+
+    return read

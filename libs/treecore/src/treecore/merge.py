@@ -4,50 +4,120 @@ Nothing is lost, nothing is added; equal sequences become one node that keeps ev
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from treecore.tree import TokenTree
+from treecore.child_laws import ChildLaw
+from treecore.tree import TokenTree, Try
 
 
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """The merged tree of `trees` (at least one), which share their root token.
 
-    Siblings keep the order in which they were first proposed.
+    Siblings keep the order in which they were first proposed. Where one SSM drew the same sequence twice, the children
+    that it drew behind the first count: those behind the second came from the same noise, and are no further draws.
     """
     if len(trees) == 1 and _siblings_differ(trees[0]):
         return trees[0]
     roots = {int(tree.tokens[0]) for tree in trees}
     assert len(roots) == 1, f"trees of different roots: {roots}"
-    index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-    tokens, parents, tries = [roots.pop()], [-1], [()]  # type: tuple[list[int], list[int], list[tuple[int, ...]]]
+    union = _Union([roots.pop()])
     for tree in trees:
-        placed = [0] * len(tree)
-        for node in range(1, len(tree)):
-            key = (placed[tree.parents[node]], int(tree.tokens[node]))
-            if key not in index:
-                index[key] = len(tokens)
-                tokens.append(key[1])
-                parents.append(key[0])
-                tries.append(())
-            placed[node] = index[key]
-            tries[placed[node]] += tree.tries[node]
-    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32), tuple(tries))
+        union.add(tree)
+    return union.tree()
 
 
 def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
     """The nodes of depth <= `max_depth`, breadth first, at most `max_nodes` with the root; ancestors always stay.
 
-    Nodes keep their order. Levels are kept whole from the top, so each kept node's parent is kept.
+    Nodes keep their order. Levels are kept whole from the top, so each kept node's parent is kept. Where children are
+    draws, what is cut are tries, the last of the last level first, and nodes without a try; there, a token that was
+    drawn twice counts twice, because a draw that is kept for its value is no draw any more.
     """
+    if tree.laws:
+        return _prune_tries(tree, max_nodes, max_depth)
     order = np.argsort(tree.depths, kind="stable")
     order = np.sort(order[tree.depths[order] <= max_depth][:max_nodes])
-    if len(order) == len(tree):
+    tries = {node: tree.tries[node] for node in order.tolist()}
+    return tree if len(tries) == len(tree) else _subtree(tree, tries)
+
+
+@dataclass(slots=True)
+class _Union:
+    """A tree in the making."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    tries: list[tuple[Try, ...]] = field(default_factory=lambda: [()])
+    laws: dict[tuple[int, int], ChildLaw] = field(default_factory=dict)
+    index: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
+
+    def add(self, tree: TokenTree) -> None:
+        parents = tree.parents.tolist()
+        placed = self._place(tree.tokens.tolist(), parents)
+        repeated = self._take_laws(tree, placed)
+        for node in range(1, len(placed)):
+            tries = tree.tries[node]
+            if repeated:
+                tries = tuple(proposal for proposal in tries if (parents[node], proposal.ssm_idx) not in repeated)
+            self.tries[placed[node]] += tries
+
+    def tree(self) -> TokenTree:
+        return TokenTree(
+            np.array(self.tokens, np.int32), np.array(self.parents, np.int32), tuple(self.tries), self.laws
+        )
+
+    def _place(self, tokens: list[int], parents: list[int]) -> list[int]:
+        """Which node of the union each node is."""
+        placed = [0]
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            key = (placed[parent], token)
+            node = self.index.setdefault(key, len(self.tokens))
+            if node == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(key[0])
+                self.tries.append(())
+            placed.append(node)
+        return placed
+
+    def _take_laws(self, tree: TokenTree, placed: list[int]) -> set[tuple[int, int]]:
+        """The (node, SSM) pairs of `tree` whose draws the union has already."""
+        repeated = set()
+        for (node, ssm_idx), law in tree.laws.items():
+            if self.laws.setdefault((placed[node], ssm_idx), law) is not law:
+                repeated.add((node, ssm_idx))
+        return repeated
+
+
+def _prune_tries(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
+    """What stays at a level follows from the levels above it alone, never from the tokens drawn there."""
+    if sum(map(len, tree.tries)) < max_nodes and int(tree.depths.max()) <= max_depth:
         return tree
-    renumbered = np.full(len(tree), -1, np.int32)
+    kept: dict[int, list[Try]] = {0: []}
+    level = [0]
+    for _ in range(min(max_depth, int(tree.depths.max()))):
+        proposals = [pair for node in level for pair in tree.tries_at(node)][: max_nodes - len(kept)]
+        level = sorted({child for _, child in proposals})
+        kept |= {child: [] for child in level}
+        for proposal, child in proposals:
+            kept[child].append(proposal)
+    return _subtree(tree, {node: tuple(tries) for node, tries in sorted(kept.items())})
+
+
+def _subtree(tree: TokenTree, tries: dict[int, tuple[Try, ...]]) -> TokenTree:
+    """The nodes (ascending) and tries given; laws without a try are left out."""
+    order = np.fromiter(tries, np.intp, len(tries))
+    renumbered = np.full(len(tree) + 1, -1, np.int32)  # the last is the parent of the root
     renumbered[order] = np.arange(len(order), dtype=np.int32)
-    parents = np.where(tree.parents[order] >= 0, renumbered[tree.parents[order]], -1).astype(np.int32)
-    return TokenTree(tree.tokens[order], parents, tuple(tree.tries[node] for node in order))
+    parents = renumbered[tree.parents[order]]
+    drawn = {(int(tree.parents[node]), proposal.ssm_idx) for node, kept in tries.items() for proposal in kept}
+    laws = {
+        (int(renumbered[node]), ssm_idx): tree.laws[node, ssm_idx]
+        for node, ssm_idx in tree.laws
+        if (node, ssm_idx) in drawn
+    }
+    return TokenTree(tree.tokens[order], parents, tuple(tries.values()), laws)
 
 
 def _siblings_differ(tree: TokenTree) -> bool:

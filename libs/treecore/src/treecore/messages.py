@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.expand import Expansion
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 from treecore.tree import TokenTree
 
 RequestId = NewType("RequestId", str)
@@ -20,6 +20,41 @@ WorkerId = NewType("WorkerId", str)
 WorkerKind = Literal["ssm", "verifier"]
 
 Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Supports:
+    """A few tokens at each of m nodes: nodes int32 [m] (0 is the root), lengths int32 [m], token_ids int32 [sum]."""
+
+    nodes: Tokens
+    lengths: Tokens
+    token_ids: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaws:
+    """The laws q that an SSM drew the children of m nodes from: fp32 [sum], normalised, an entry for each token."""
+
+    supports: Supports
+    q: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """The LLM's p at the supports that were asked for, fp32 [sum]; `logprobs` of the same tokens, or empty."""
+
+    p: Floats
+    logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Behind each of N nodes: the log-prob of the LLM's token, fp32 [N], and the best k tokens with theirs, [N * k]."""
+
+    chosen: Floats
+    top_ids: Tokens
+    top: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +77,35 @@ class DraftRequest:
     """Manager -> SSM worker.
 
     `owner` names the manager's session with this worker: a new one makes the worker forget the old one's requests.
+    `ssm_idx` is the SSM's number there: several SSMs that draw children of one node must draw independently.
     """
 
     owner: str
+    ssm_idx: int
     released: tuple[RequestId, ...]
     items: tuple[DraftItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedItem:
-    """The SSM's tree below the root: tokens int32 [N-1], parents int32 [N-1] (0 is the root, 1 the first entry)."""
+    """The SSM's tree below the root: tokens int32 [N-1], parents int32 [N-1] (0 is the root, 1 the first entry).
+
+    Under the multi_step rules siblings stand in the order in which they were drawn, and `laws` says from what.
+    """
 
     request_id: RequestId
     step: int
     tokens: Tokens
     parents: Tokens
+    laws: DraftLaws | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyItem:
     """One request of a VerifyRequest: committed tokens [start, start + len(tokens)), then the tree below the last.
 
-    tree_tokens, tree_parents: as in DraftedItem. A chunk of a prompt has no tree and `wants_token` False.
+    tree_tokens, tree_parents: as in DraftedItem. supports: the tokens at which the acceptance needs p (multi_step).
+    A chunk of a prompt has no tree and `wants_token` False.
     """
 
     request_id: RequestId
@@ -74,6 +116,7 @@ class VerifyItem:
     tree_tokens: Tokens
     tree_parents: Tokens
     wants_token: bool
+    supports: Supports | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +130,17 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedItem:
-    """The LLM's token after each node, int32 [N], root first; empty for a prompt chunk."""
+    """The LLM's token after each node, int32 [N], root first; empty for a prompt chunk.
+
+    Where the item gave a support, the token is drawn from p outside it (-1 if nothing is left there), and `masses` has
+    p on it. `logprobs`: if the request's parameters ask for them.
+    """
 
     request_id: RequestId
     step: int
     tokens: Tokens
+    masses: Masses | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +230,11 @@ def split_tree(tree: TokenTree) -> tuple[Tokens, Tokens]:
     return tree.tokens[1:], tree.parents[1:]
 
 
-def join_tree(root: int, tokens: Tokens, parents: Tokens, ssm_idx: int = 0) -> TokenTree:
-    """The inverse of `split_tree`; raises WireError if the arrays are no tree."""
+def join_tree(root: int, tokens: Tokens, parents: Tokens, ssm_idx: int = 0, laws: DraftLaws | None = None) -> TokenTree:
+    """The inverse of `split_tree`; raises WireError if the arrays are no tree, or not one of its laws."""
     return TokenTree.checked(
         np.concatenate([np.array([root], np.int32), tokens]),
         np.concatenate([np.array([-1], np.int32), parents]),
         ssm_idx,
+        laws,
     )

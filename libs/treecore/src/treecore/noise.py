@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 Seed = NewType("Seed", int)
 
 LANES = 4
-TOKEN_STREAM = 0
+TOKEN_STREAM = 0  # x_t, and under multi_step the draws from p alone
 CHOICE_STREAM = 1
+DRAFT_STREAM = 2  # an SSM's draws of children (multi_step)
+ACCEPT_STREAM = 3  # whether a try is accepted (multi_step)
+RESIDUAL_STREAM = 4  # what follows where no try was accepted (multi_step)
 
 # u lies in [2^-25, 1 - 2^-25], so Gumbel noise is bounded; sampling prunes by these bounds (rounded outwards).
 GUMBEL_MIN = -2.853
@@ -37,6 +40,26 @@ def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
         odd = (products & _LOW)[::-1]
         key = (key + _WEYL) & _LOW
     return np.stack([even[0], odd[0], even[1], odd[1]], axis=1).astype(np.uint32)
+
+
+def philox_block(seed: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """One block of `philox`, in Python's integers: for one or two, numpy's calls cost twenty times as much."""
+    low = 0xFFFFFFFF
+    left, below, right, beside = counter
+    key, other = seed & low, seed >> 32
+    for _ in range(_ROUNDS):
+        first, second = left * 0xD2511F53, right * 0xCD9E8D57
+        left, below = (second >> 32) ^ below ^ key, second & low
+        right, beside = (first >> 32) ^ beside ^ other, first & low
+        key, other = (key + 0x9E3779B9) & low, (other + 0xBB67AE85) & low
+    return left, below, right, beside
+
+
+def uniform(seed: Seed, position: int, stream: int, draw_idx: int, source: int = 0) -> float:
+    """U(seed, position, stream, source, draw) in [2^-53, 1 - 2^-53], 52 bits; two draws share a block."""
+    block = philox_block(seed, (draw_idx // 2, position, stream, source))
+    high, low = block[2 * (draw_idx % 2)], block[2 * (draw_idx % 2) + 1]
+    return ((high >> 6 << 26 | low >> 6) + 0.5) * 2.0**-52
 
 
 def gumbel(seed: Seed, positions: int | NDArray[np.integer], token_ids: NDArray[np.integer]) -> NDArray[np.float32]:

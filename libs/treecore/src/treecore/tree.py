@@ -3,15 +3,27 @@
 Knows the shape and who proposed what; must not know how trees are drafted, verified or sent.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treecore import topology
+from treecore.child_laws import ChildLaw, child_laws
 from treecore.errors import WireError
+
+if TYPE_CHECKING:
+    from treecore.messages import DraftLaws  # which itself needs trees
+
+
+class Try(NamedTuple):
+    """One proposal of a child: by which SSM, and where it stood among that SSM's children of the same parent."""
+
+    ssm_idx: int
+    order: int
 
 
 @dataclass(frozen=True)
@@ -20,12 +32,14 @@ class TokenTree:
 
     tokens:  int32 [N]; node 0 is the root, the last committed token.
     parents: int32 [N]; -1 for the root, else an index smaller than the node's own.
-    tries:   per node the SSMs (indices) that proposed it, one entry a try (architecture section 3); empty for the root.
+    tries:   per node all tries that proposed it (architecture section 3); empty for the root.
+    laws:    by (node, ssm_idx), what that SSM drew the node's children from; empty where drafts are no draws.
     """
 
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
-    tries: tuple[tuple[int, ...], ...]
+    tries: tuple[tuple[Try, ...], ...]
+    laws: Mapping[tuple[int, int], ChildLaw] = field(default_factory=dict)
 
     @classmethod
     def of_root(cls, token: int) -> "TokenTree":
@@ -33,10 +47,19 @@ class TokenTree:
         return cls(np.array([token], np.int32), np.array([-1], np.int32), ((),))
 
     @classmethod
-    def checked(cls, tokens: NDArray[np.int32], parents: NDArray[np.int32], ssm_idx: int) -> "TokenTree":
-        """A tree as it came over the wire from one SSM; raises WireError if it is no tree."""
+    def checked(
+        cls, tokens: NDArray[np.int32], parents: NDArray[np.int32], ssm_idx: int, laws: "DraftLaws | None" = None
+    ) -> "TokenTree":
+        """A tree as it came over the wire from one SSM; raises WireError if it is no tree, or not one of its laws.
+
+        Siblings stand in the order in which they were drawn. With `laws`, every child is one that its law has.
+        """
         _check(tokens, parents)
-        return cls(tokens, parents, ((), *[(ssm_idx,)] * (len(tokens) - 1)))
+        orders = _orders(parents.tolist())
+        by_order = [(Try(ssm_idx, order),) for order in range(max(orders) + 1)]
+        tries = ((), *[by_order[order] for order in orders[1:]])
+        found = child_laws(laws, tokens, parents) if laws is not None else {}
+        return cls(tokens, parents, tries, {(node, ssm_idx): law for node, law in found.items()})
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,12 +82,26 @@ class TokenTree:
         """The child of `node` that carries `token`, or None."""
         return next((child for child in self.children[node] if self.tokens[child] == token), None)
 
+    def tries_at(self, node: int) -> list[tuple[Try, int]]:
+        """The (try, child) pairs behind `node` in the order in which they are tried: SSM by SSM, each as it drew."""
+        return sorted((proposal, child) for child in self.children[node] for proposal in self.tries[child])
+
     def paths(self) -> Iterator[tuple[int, ...]]:
         """The token sequence from below the root to each node, root first (the root's own is empty)."""
         known: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
             known.append((*known[parent], token) if parent >= 0 else ())
             yield known[-1]
+
+
+def _orders(parents: Sequence[int]) -> list[int]:
+    """How many earlier siblings each node has."""
+    counts = [0] * (len(parents) + 1)  # the last is the parent of the root
+    orders = []
+    for parent in parents:
+        orders.append(counts[parent])
+        counts[parent] += 1
+    return orders
 
 
 def _check(tokens: NDArray[np.int32], parents: NDArray[np.int32]) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore import topology
-from treecore.errors import OutOfBlocks, WireError
+from treecore.child_laws import support_keys
+from treecore.errors import EspalierError, OutOfBlocks, WireError
 from treecore.messages import (
     RefusedItem,
     VerifiedItem,
@@ -20,8 +20,8 @@ from treecore.messages import (
     join_tree,
 )
 from treecore.model.held import HeldRequests, refusal
-from treecore.sampling import SamplingParams, best_tokens_of_nodes
 from treecore.tree import TokenTree
+from treecore.verify import answer_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,10 @@ class Engine:
             taken.append(outcome) if isinstance(outcome, _Taken) else refused.append(outcome)
         chunks = [entry.item for entry in taken if not entry.item.wants_token]
         self._held.compute([item.request_id for item in chunks], with_logits=False)
-        verified = self._verify([entry for entry in taken if entry.item.wants_token])
-        verified += [VerifiedItem(item.request_id, item.step, np.empty(0, np.int32)) for item in chunks]
+        outcomes = self._verify([entry for entry in taken if entry.item.wants_token])
+        verified = [outcome for outcome in outcomes if isinstance(outcome, VerifiedItem)]
+        verified += [_prefilled(item) for item in chunks]
+        refused += [outcome for outcome in outcomes if isinstance(outcome, RefusedItem)]
         times = self._held.forward_ms, self._held.sample_ms
         return VerifyReply(self._worker_id, tuple(verified), tuple(refused), *times, self._held.usage())
 
@@ -74,36 +76,32 @@ class Engine:
             if np.any(tokens < 0) or np.any(tokens >= self._vocab_size):
                 raise WireError("a token id outside the vocabulary")
         tree = join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        if item.supports is not None:
+            support_keys(item.supports, len(tree))
+            if np.any(item.supports.token_ids >= self._vocab_size):
+                raise WireError("a support outside the vocabulary")
         if _committed_len(item) + int(tree.depths.max()) > self._held.context_len:
             raise WireError("a tree beyond the model's context")
         return tree
 
-    def _verify(self, taken: list[_Taken]) -> list[VerifiedItem]:
+    def _verify(self, taken: list[_Taken]) -> list[VerifiedItem | RefusedItem]:
         logits = self._held.compute([entry.item.request_id for entry in taken])
         with self._held.sampling():
-            return self._choose(taken, logits)
+            return [self._answer(entry, rows) for entry, rows in zip(taken, logits, strict=True)]
 
-    def _choose(self, taken: list[_Taken], logits: list[NDArray[np.float32]]) -> list[VerifiedItem]:
-        return [
-            VerifiedItem(
-                entry.item.request_id,
-                entry.item.step,
-                llm_tokens(rows, entry.tree, _committed_len(entry.item), self._held.params(entry.item.request_id)),
-            )
-            for entry, rows in zip(taken, logits, strict=True)
-        ]
+    def _answer(self, entry: _Taken, logits: NDArray[np.float32]) -> VerifiedItem | RefusedItem:
+        item = entry.item
+        try:
+            paths = self._held.paths(item.request_id, tuple(entry.tree.paths()))
+        except EspalierError as error:  # a grammar beyond its limits
+            return refusal(item, error)
+        answer = answer_nodes(logits, self._held.params(item.request_id), paths, item.supports)
+        return VerifiedItem(item.request_id, item.step, answer.tokens, answer.masses, answer.logprobs)
+
+
+def _prefilled(item: VerifyItem) -> VerifiedItem:
+    return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32))
 
 
 def _committed_len(item: VerifyItem) -> int:
     return item.start + len(item.tokens)
-
-
-def llm_tokens(
-    logits: NDArray[np.float32], tree: TokenTree, committed_len: int, params: SamplingParams
-) -> NDArray[np.int32]:
-    """x_t after each node, int32 [N]: the token that incremental decoding would choose there (architecture section 4).
-
-    logits: fp32 [N, V]. A node at position p is followed by the token at position p + 1, whose noise is G(s, p + 1, .).
-    """
-    following = topology.positions(tree.parents, committed_len) + 1
-    return np.concatenate(best_tokens_of_nodes(logits, None, params, following.tolist()))

@@ -6,6 +6,7 @@ import sys
 
 from llm_verifier.engine import Engine
 from llm_verifier.settings import VerifierSettings
+from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder
@@ -16,9 +17,11 @@ from treecore.service.worker import serve_worker
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
     decoder = await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype)
-    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
+    spec = decoder.spec
+    grammars = await asyncio.to_thread(grammar_starter, settings.model, spec.vocab_size, spec.eos_token_ids)
+    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len, grammars)
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
-    engine = Engine(worker_id, held, decoder.spec.vocab_size)
+    engine = Engine(worker_id, held, spec.vocab_size)
 
     def describe(leaving: bool) -> Announcement:
         return held.announcement(worker_id, "verifier", settings.name, leaving=leaving)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from treecore.expand import Expansion
 from treecore.messages import RequestId, Tokens
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
@@ -29,7 +29,8 @@ class ModelCard:
 class Generation:
     """One sequence to be generated: a valid prompt, and all that its tokens depend on.
 
-    prompt: int32 [>= 1]. prompt_len + max_tokens <= the model's context. tree None: the deployment's expansion.
+    prompt: int32 [>= 1], as long as params.prompt_len says. prompt_len + max_tokens <= the model's context. What ends
+    the output is in params.end_token_ids. tree None: the deployment's expansion.
     """
 
     request_id: RequestId
@@ -41,15 +42,26 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """Tokens that one step committed, EOS included. The last delta has a finish reason.
+class TokenLogprob:
+    """log p of a token, before temperature, and the best alternatives as (token, log p), best first."""
 
-    steps: LLM steps so far that produced tokens for this request.
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Tokens that one step committed. The last delta has a finish reason; with `stop`, the last token ended the output.
+
+    steps: LLM steps so far that produced tokens for this request. num_accepted: how many of the tokens were drafted.
+    logprobs: an entry a token if the request asked for them, else empty.
     """
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
     steps: int
+    num_accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Manager(Protocol):

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from request_manager.gateway.app import create_app
 from request_manager.gateway.settings import GatewaySettings
 from request_manager.gateway.text import TextCodec
+from request_manager.grammars import ModelGrammars
 from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.metrics import ManagerMetrics
@@ -61,7 +62,8 @@ async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
     metrics = CollectorRegistry()
     coordinator = build_coordinator(bus, registry, policy, ManagerMetrics(metrics), owner)
     manager = LocalManager(coordinator, registry, policy.max_tree_nodes, settings.max_pause_s)
-    app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics)
+    grammars = ModelGrammars(manager, settings.model)
+    app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics, grammars=grammars)
 
     async def manage() -> None:
         await bus.open(settings.nats_url, owner, stop)

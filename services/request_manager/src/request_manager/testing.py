@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Final
 
-from request_manager.contract import FinishReason, Generation, ModelCard, TokenDelta
+from request_manager.contract import FinishReason, Generation, ModelCard, TokenDelta, TokenLogprob
 from treecore.errors import Unavailable
 
 
@@ -83,12 +83,32 @@ class ScriptedManager:
             self.changed.notify_all()
 
 
-def deltas(tokens: Sequence[int], run_lens: Iterable[int], finish_reason: FinishReason) -> list[TokenDelta]:
-    """`tokens` cut into runs of the given lengths, a step each (the rest is one more run); the last one finishes."""
+def deltas(
+    tokens: Sequence[int], run_lens: Iterable[int], finish_reason: FinishReason, num_logprobs: int | None = None
+) -> list[TokenDelta]:
+    """`tokens` cut into runs of the given lengths, a step each (the rest is one more run); the last one finishes.
+
+    All but the last token of a run were drafted. num_logprobs: as in SamplingParams.
+    """
     runs, start = [], 0
     for length in run_lens:
         runs.append(tuple(tokens[start : start + length]))
         start += length
     runs = [run for run in (*runs, tuple(tokens[start:])) if run]
     last = len(runs)
-    return [TokenDelta(run, finish_reason if step == last else None, step) for step, run in enumerate(runs, 1)]
+    return [
+        TokenDelta(
+            tokens=run,
+            finish_reason=finish_reason if step == last else None,
+            steps=step,
+            num_accepted=len(run) - 1,
+            logprobs=() if num_logprobs is None else tuple(made_up_logprob(token, num_logprobs) for token in run),
+        )
+        for step, run in enumerate(runs, 1)
+    ]
+
+
+def made_up_logprob(token: int, num_logprobs: int) -> TokenLogprob:
+    """A log-probability that tells tokens apart. The token is the best one, the ids behind it are the alternatives."""
+    best = -1.0 - token / 64
+    return TokenLogprob(best, tuple((token + rank, best - rank / 32) for rank in range(num_logprobs)))

@@ -1,28 +1,36 @@
 """Grow token trees level by level (SpecInfer, section 3: expansion-based construction), batched over requests.
 
-Knows the small model through HeldRequests; must not know NATS or the LLM. Drafting is coupled: the children of a node
-are the top k of log q + G with the LLM's own noise (architecture section 4), of log q for greedy requests.
+Knows the small model through HeldRequests; must not know NATS or the LLM. Which children a node gets is in
+treecore.sprout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.errors import WireError
+from treecore.child_laws import ChildLaw
+from treecore.errors import EspalierError, WireError
 from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
-from treecore.sampling import SamplingParams, best_tokens_of_nodes
+from treecore.params import SamplingParams
+from treecore.sprout import Drafting, Litter, pack_laws
 
 
 @dataclass(slots=True)
 class _Sapling:
-    """A tree while it grows: node i + 1 is `tokens[i]`, node 0 the root, `frontier` the nodes of the last level."""
+    """A tree while it grows: node i + 1 is `tokens[i]`, node 0 the root, `frontier` the nodes of the last level.
+
+    paths: each node's tokens below the root, the root's own (none) first.
+    """
 
     item: DraftItem
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    paths: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    laws: dict[int, ChildLaw] = field(default_factory=dict)
     frontier: range = range(1)
     level: int = 0
 
@@ -34,15 +42,16 @@ class _Sapling:
     def widths_left(self) -> int:
         return len(self.item.expansion) - self.level
 
-    def sprout(self, logits: NDArray[np.float32], head_token_ids: NDArray[np.int32] | None) -> None:
-        """Give each frontier node its children. logits: fp32 [len(frontier), V]."""
-        position = self.item.start + len(self.item.tokens) + self.level
-        width = self.item.expansion[self.level]
+    def sprout(self, litters: Sequence[Litter]) -> None:
+        """Give each frontier node its children."""
         first = len(self.tokens) + 1
-        chosen = best_tokens_of_nodes(logits, head_token_ids, self.params, [position] * len(logits), width)
-        for node, children in zip(self.frontier, chosen, strict=True):
-            self.tokens += children.tolist()
-            self.parents += [node] * len(children)
+        for node, litter in zip(self.frontier, litters, strict=True):
+            tokens = litter.tokens.tolist()
+            self.tokens += tokens
+            self.parents += [node] * len(tokens)
+            self.paths += [(*self.paths[node], token) for token in tokens]
+            if litter.law is not None and tokens:
+                self.laws[node] = litter.law
         self.frontier = range(first, len(self.tokens) + 1)
         self.level += 1
 
@@ -53,9 +62,8 @@ class _Sapling:
 
     def drafted(self) -> DraftedItem:
         """The tree as it travels."""
-        return DraftedItem(
-            self.request_id, self.item.step, np.array(self.tokens, np.int32), np.array(self.parents, np.int32)
-        )
+        tokens, parents = np.array(self.tokens, np.int32), np.array(self.parents, np.int32)
+        return DraftedItem(self.request_id, self.item.step, tokens, parents, pack_laws(self.laws))
 
 
 class Grower:
@@ -75,7 +83,7 @@ class Grower:
         outcomes = [self._take(item) for item in request.items]
         saplings = [outcome for outcome in outcomes if isinstance(outcome, _Sapling)]
         refused = tuple(outcome for outcome in outcomes if isinstance(outcome, RefusedItem))
-        self._grow(saplings)
+        self._grow(saplings, request.ssm_idx)
         drafted = tuple(sapling.drafted() for sapling in saplings)
         times = self._held.forward_ms, self._held.sample_ms
         return DraftReply(self._worker_id, drafted, refused, *times, self._held.usage())
@@ -89,16 +97,27 @@ class Grower:
             return refusal(item, WireError("a tree beyond the model's context"))
         return self._held.take(item) or _Sapling(item, self._held.params(item.request_id))
 
-    def _grow(self, saplings: list[_Sapling]) -> None:
+    def _grow(self, saplings: list[_Sapling], ssm_idx: int) -> None:
         prefills = [sapling.request_id for sapling in saplings if not sapling.widths_left]
         self._held.compute(prefills, with_logits=False)
         growing = [sapling for sapling in saplings if sapling.widths_left]
         while growing:
             logits = self._held.compute([sapling.request_id for sapling in growing])
             with self._held.sampling():
-                for sapling, rows in zip(growing, logits, strict=True):
-                    sapling.sprout(rows, self._head_token_ids)
+                rows = zip(growing, logits, strict=True)
+                growing = [sapling for sapling, found in rows if self._sprout(sapling, found, ssm_idx)]
             growing = [sapling for sapling in growing if sapling.widths_left and self._put_level(sapling)]
+
+    def _sprout(self, sapling: _Sapling, logits: NDArray[np.float32], ssm_idx: int) -> bool:
+        """One level more; False, with nothing changed, where the request's grammar gave up."""
+        below = sapling.paths[sapling.frontier.start : sapling.frontier.stop]
+        try:
+            paths = self._held.paths(sapling.request_id, below)
+        except EspalierError:
+            return False
+        drafting = Drafting(sapling.params, self._head_token_ids, ssm_idx)
+        sapling.sprout(drafting.litters(logits, paths, sapling.item.expansion[sapling.level]))
+        return True
 
     def _put_level(self, sapling: _Sapling) -> bool:
         """Put the last level into the cache, so that the next can grow on it; False where blocks ran out."""

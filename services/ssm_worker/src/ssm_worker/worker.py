@@ -8,6 +8,7 @@ from pathlib import Path
 from ssm_worker.grow import Grower
 from ssm_worker.settings import SsmSettings
 from treecore.errors import ConfigError
+from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, DraftRequest, WorkerId
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder, open_checkpoint
@@ -20,9 +21,12 @@ async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
     decoder = await asyncio.to_thread(load_decoder, settings.ssm, dtype=settings.dtype, embedding_from=settings.teacher)
     check_vocabulary(settings.ssm, decoder.spec, settings.teacher)
-    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len)
+    spec = decoder.spec
+    tokenizer_dir = settings.teacher or settings.ssm
+    grammars = await asyncio.to_thread(grammar_starter, tokenizer_dir, spec.vocab_size, spec.eos_token_ids)
+    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len, grammars)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
-    grower = Grower(worker_id, held, decoder.spec.vocab_size, decoder.output_token_ids)
+    grower = Grower(worker_id, held, spec.vocab_size, decoder.output_token_ids)
 
     def describe(leaving: bool) -> Announcement:
         return held.announcement(worker_id, "ssm", settings.name, leaving=leaving)

@@ -19,7 +19,7 @@ from espalier_local.options import add_system_options, positive, system_config
 from espalier_local.output import say
 from treecore.messages import RequestId, VerifyItem
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 
 if TYPE_CHECKING:
     from treecore.model.held import HeldRequests

@@ -4,14 +4,16 @@ Knows items, caches and forwards; must not know trees' meaning, NATS or who asks
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treecore.errors import EspalierError, OutOfBlocks, StateMissing, WireError
+from treecore.law import Paths
 from treecore.messages import (
     Announcement,
     BlockUsage,
@@ -26,9 +28,19 @@ from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
 from treecore.model.kv_pool import KvPool
 from treecore.model.sequence import SequenceCache
-from treecore.sampling import SamplingParams
+from treecore.params import Grammar, SamplingParams
 
 MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
+
+
+class GrammarState(Protocol):
+    """Which tokens one request's grammar allows; treecore.grammar has the real one."""
+
+    def masks(self, output: Sequence[int], below: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+        """Allowed tokens behind each path below `output`: bool [n, V]; a function of its arguments."""
+
+
+GrammarStarter = Callable[[Grammar], GrammarState]
 
 
 class HeldRequests:
@@ -37,12 +49,16 @@ class HeldRequests:
     `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
-    def __init__(self, decoder: Decoder, num_blocks: int, block_len: int) -> None:
+    def __init__(
+        self, decoder: Decoder, num_blocks: int, block_len: int, start_grammar: GrammarStarter | None = None
+    ) -> None:
         self._decoder = decoder
         self._pool = KvPool(decoder.spec, num_blocks * block_len, decoder.activation_dtype, decoder.device)
         self._cache = SequenceCache(self._pool, block_len)
         self._block_len = block_len
+        self._start_grammar = start_grammar
         self._params: dict[RequestId, SamplingParams] = {}
+        self._grammars: dict[RequestId, GrammarState] = {}
         self._taken: set[RequestId] = set()
         self._owner = ""
         self.forward_ms = 0.0
@@ -62,6 +78,7 @@ class HeldRequests:
         for request_id in gone:
             self._cache.release(request_id)
             self._params.pop(request_id, None)
+            self._grammars.pop(request_id, None)
 
     def take(self, item: DraftItem | VerifyItem) -> RefusedItem | None:
         """Take the item's committed tokens in; says why not. A refused item changes nothing."""
@@ -80,14 +97,40 @@ class HeldRequests:
             raise WireError("a request twice in one message: the cache can follow only one of them")
         if item.start + len(item.tokens) > self.context_len:
             raise WireError("tokens beyond the model's context")
+        if item.params is not None:
+            self._check_ids(item.params)
+        grammar = self._grammar(item)
         self._cache.advance(item.request_id, item.start, item.tokens)
         self._taken.add(item.request_id)
         if item.params is not None:
             self._params[item.request_id] = item.params
+            self._grammars.pop(item.request_id, None)
+        if grammar is not None:
+            self._grammars[item.request_id] = grammar
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        if any(token >= self._decoder.spec.vocab_size for token in (*params.bias_ids, *params.end_token_ids)):
+            raise WireError("a parameter names a token id outside the vocabulary")
+
+    def _grammar(self, item: DraftItem | VerifyItem) -> GrammarState | None:
+        """The request's grammar from its start, if the item brings one."""
+        if item.params is None or item.params.grammar is None:
+            return None
+        if self._start_grammar is None:
+            raise WireError("this worker has no grammars")
+        return self._start_grammar(item.params.grammar)
 
     def params(self, request_id: RequestId) -> SamplingParams:
         """How the request's tokens are chosen."""
         return self._params[request_id]
+
+    def paths(self, request_id: RequestId, below: Sequence[tuple[int, ...]]) -> Paths:
+        """What stands before the tokens behind some nodes, each given by its tokens below the root."""
+        committed, grammar = self._cache.tokens(request_id), self._grammars.get(request_id)
+        if grammar is None:
+            return Paths(committed, below)
+        output = committed[self._params[request_id].prompt_len :]
+        return Paths(committed, below, grammar.masks(output, below))
 
     def extend(self, request_id: RequestId, tokens: Sequence[int], parents: Sequence[int]) -> bool:
         """Put tree nodes behind the tokens (0 is the root); False, with nothing changed, if no block is left."""

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treecore.errors import ConfigError
 from treecore.model.spec import ModelSpec
 
 
@@ -17,7 +18,10 @@ class KvPool:
 
     def __init__(self, spec: ModelSpec, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (spec.num_layers, num_slots, 2, spec.num_kv_heads, spec.head_dim)
-        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        try:
+            self.kv = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch's allocators raise nothing more exact on all devices
+            raise ConfigError(f"a KV cache of {num_slots} tokens does not fit into memory: {error}") from error
 
     @property
     def num_slots(self) -> int:

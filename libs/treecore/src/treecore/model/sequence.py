@@ -151,6 +151,10 @@ class SequenceCache:
         if held is not None:
             self._allocator.free(held.blocks)
 
+    def tokens(self, request_id: str) -> list[int]:
+        """The committed tokens of a request that is held; not to be changed."""
+        return self._held[request_id].tokens
+
     def held_len(self, request_id: str) -> int:
         """How many committed tokens are known here; 0 for an unknown request."""
         held = self._held.get(request_id)

@@ -4,14 +4,16 @@ Knows tokens and numbers; must not know messages or requests.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.law import Paths
+from treecore.params import SamplingParams
+from treecore.sampling import tokens_behind
 
 
 class LanguageModel(Protocol):
@@ -60,15 +62,27 @@ class AgreeingModel:
 
 
 def decode_alone(
-    model: LanguageModel, prompt: Sequence[int], params: SamplingParams, max_tokens: int, eos: Collection[int]
+    model: LanguageModel, prompt: Sequence[int], params: SamplingParams, max_tokens: int
 ) -> tuple[tuple[int, ...], Literal["stop", "length"]]:
-    """Plain incremental decoding: what any request must yield, however it was served. EOS included."""
+    """Plain incremental decoding: what any request must yield, however it was served. its end token included."""
     context = list(prompt)
     for _ in range(max_tokens):
-        context.append(int(best_tokens(model.logits(context), None, params, len(context))[0]))
-        if context[-1] in eos:
+        context.append(next_token(model, params, context))
+        if context[-1] in params.end_token_ids:
             return tuple(context[len(prompt) :]), "stop"
     return tuple(context[len(prompt) :]), "length"
+
+
+def next_token(model: LanguageModel, params: SamplingParams, context: Sequence[int]) -> int:
+    """x_t behind `context`, the prompt included."""
+    return int(next_tokens(model, params, context, 1)[0])
+
+
+def next_tokens(model: LanguageModel, params: SamplingParams, context: Sequence[int], count: int) -> list[int]:
+    """The `count` best tokens behind `context`: what an SSM drafts there."""
+    paths = Paths(context, ((),))
+    tokens: list[int] = tokens_behind(model.logits(context)[None], None, params, paths, count)[0].tolist()
+    return tokens
 
 
 def _digest(seed: int, tokens: Sequence[int], num_bytes: int) -> bytes:

@@ -3,13 +3,15 @@
 Knows the messages and the workers' promises (StateMissing, owners, releases, blocks); no torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from treecore.child_laws import ChildLaw
 from treecore.codec import decode, encode
 from treecore.errors import OutOfBlocks, WireError
+from treecore.law import Paths
 from treecore.messages import (
     Announcement,
     BlockUsage,
@@ -28,9 +30,11 @@ from treecore.messages import (
     join_tree,
     step_subject,
 )
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.params import SamplingParams
 from treecore.service.bus import Bus
+from treecore.sprout import Drafting, pack_laws
 from treecore.testing.scripted import LanguageModel
+from treecore.verify import answer_nodes
 
 
 @dataclass(slots=True)
@@ -159,11 +163,10 @@ class FakeVerifier(_FakeWorker):
             return books
         if not item.wants_token:
             return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32))
-        tokens = [self._next([*books.tokens, *path], books.params) for path in tree.paths()]
-        return VerifiedItem(item.request_id, item.step, np.array(tokens, np.int32))
-
-    def _next(self, context: Sequence[int], params: SamplingParams) -> int:
-        return int(best_tokens(self.model.logits(context), None, params, len(context))[0])
+        paths = tuple(tree.paths())
+        logits = np.stack([self.model.logits([*books.tokens, *path]) for path in paths])
+        answer = answer_nodes(logits, books.params, Paths(books.tokens, paths), item.supports)
+        return VerifiedItem(item.request_id, item.step, answer.tokens, answer.masses, answer.logprobs)
 
 
 @dataclass(slots=True)
@@ -185,29 +188,33 @@ class FakeSsm(_FakeWorker):
     def step(self, request: DraftRequest) -> DraftReply:
         """A tree a request, level by level."""
         self._begin(request.owner, request.released)
-        answers = [self._draft(item) for item in request.items]
+        answers = [self._draft(item, request.ssm_idx) for item in request.items]
         drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
         return DraftReply(self.worker_id, drafted, refused, 0.0, 0.0, self.usage())
 
-    def _draft(self, item: DraftItem) -> DraftedItem | RefusedItem:
+    def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
         books = self._take(item, 0)
         if isinstance(books, RefusedItem):
             return books
-        tokens, parents = self._grow(books, item.expansion)
-        return DraftedItem(item.request_id, item.step, np.array(tokens, np.int32), np.array(parents, np.int32))
+        return self._grow(item, Drafting(books.params, None, ssm_idx), books.tokens)
 
-    def _grow(self, books: _Books, widths: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _grow(self, item: DraftItem, drafting: Drafting, committed: list[int]) -> DraftedItem:
         tokens: list[int] = []
         parents: list[int] = []
-        level = [(0, books.tokens)]  # (node, its whole context)
-        for width in widths:
+        laws: dict[int, ChildLaw] = {}
+        level: list[tuple[int, tuple[int, ...]]] = [(0, ())]  # (node, its path)
+        for width in item.expansion:
             below = []
-            for node, context in level:
-                children = best_tokens(self.model.logits(context), None, books.params, len(context), width).tolist()
-                for token in children:
+            for node, path in level:
+                logits = self.model.logits([*committed, *path])[None]
+                (litter,) = drafting.litters(logits, Paths(committed, (path,)), width)
+                for token in litter.tokens.tolist():
                     tokens.append(token)
                     parents.append(node)
-                    below.append((len(tokens), [*context, token]))
+                    below.append((len(tokens), (*path, token)))
+                if litter.law is not None:
+                    laws[node] = litter.law
             level = below
-        return tokens, parents
+        arrays = np.array(tokens, np.int32), np.array(parents, np.int32)
+        return DraftedItem(item.request_id, item.step, *arrays, pack_laws(laws))

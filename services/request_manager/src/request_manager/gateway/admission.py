@@ -4,7 +4,7 @@ Must not know HTTP, text or response shapes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,14 +14,22 @@ from treecore.errors import InvalidRequest
 from treecore.expand import Expansion, expansion
 from treecore.messages import RequestId
 from treecore.noise import Seed, choice_seed
-from treecore.sampling import SamplingParams
+from treecore.params import Grammar, Rule, SamplingParams
 
 _MAX_ECHO = 200  # characters of a wrong value that an error repeats
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's token ids, and the text that answers to it begin with."""
+
+    tokens: Sequence[int]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One request, admitted. generations: choice prompt_idx * n + i is the i-th of its prompt.
+    """One request, admitted. generations: choice prompt_idx * n + i is the i-th of its prompt. echoes: one a choice.
 
     model: as the client named it. created: Unix seconds. prompt_len: tokens of all prompts, each counted once.
     """
@@ -33,18 +41,23 @@ class Job:
     generations: tuple[Generation, ...]
     prompt_len: int
     stops: tuple[str, ...]
-    eos_token_ids: tuple[int, ...]
+    echoes: tuple[str, ...]
     shows_token_ids: bool
     shows_usage_chunk: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a request gets on arrival: its id and Unix time; `draw_seed` is asked if the client gave no seed."""
+    """What a request gets on arrival: its id and Unix time; `draw_seed` is asked if the client gave no seed.
+
+    rule: the deployment's, if the client names none. grammar: the one that the request asks for, checked.
+    """
 
     request_id: str
     created: int
     draw_seed: Callable[[], int]
+    rule: Rule = "coupled"
+    grammar: Grammar | None = None
 
 
 def check_model(model: str, card: ModelCard, aliases: Sequence[str]) -> None:
@@ -56,21 +69,21 @@ def check_model(model: str, card: ModelCard, aliases: Sequence[str]) -> None:
 
 
 def admit(
-    fields: GenerationRequest, prompts: Sequence[Sequence[int]], param: str, card: ModelCard, arrival: Arrival
+    fields: GenerationRequest, prompts: Sequence[EncodedPrompt], param: str, card: ModelCard, arrival: Arrival
 ) -> Job:
     """The job for `prompts`. param: the field that the prompts came in. Raises InvalidRequest naming the field."""
     for prompt in prompts:
-        _check_prompt(prompt, param, card)
+        _check_prompt(prompt.tokens, param, card)
     seed = Seed((arrival.draw_seed() if fields.seed is None else fields.seed) % 2**64)
     return Job(
         request_id=arrival.request_id,
         model=fields.model,
         created=arrival.created,
         seed=seed,
-        generations=_generations(fields, prompts, seed, card, arrival.request_id),
-        prompt_len=sum(len(prompt) for prompt in prompts),
+        generations=_generations(fields, prompts, _params(fields, seed, card, arrival), card, arrival.request_id),
+        prompt_len=sum(len(prompt.tokens) for prompt in prompts),
         stops=tuple(fields.stop),
-        eos_token_ids=card.eos_token_ids,
+        echoes=tuple(prompt.echo for prompt in prompts for _ in range(fields.n)),
         shows_token_ids=bool(fields.espalier.return_token_ids),
         shows_usage_chunk=fields.wants_usage_chunk,
     )
@@ -94,20 +107,29 @@ def _check_prompt(prompt: Sequence[int], param: str, card: ModelCard) -> None:
             param,
             "context_length_exceeded",
         )
-    if not all(0 <= token < card.vocab_size for token in prompt):
-        raise InvalidRequest(f"token ids must be in [0, {card.vocab_size})", param)
+    _check_ids(prompt, param, card)
+
+
+def _check_ids(tokens: Sequence[int], param: str, card: ModelCard) -> None:
+    if not all(0 <= token < card.vocab_size for token in tokens):
+        raise InvalidRequest(f"{param}: token ids must be in [0, {card.vocab_size})", param)
 
 
 def _generations(
-    fields: GenerationRequest, prompts: Sequence[Sequence[int]], seed: Seed, card: ModelCard, request_id: str
+    fields: GenerationRequest,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    card: ModelCard,
+    request_id: str,
 ) -> tuple[Generation, ...]:
+    """params: the request's own; each choice derives its seed from the one in there."""
     tree = _tree(fields, card)
-    choices = [prompt for prompt in prompts for _ in range(fields.n)]
+    choices = [prompt.tokens for prompt in prompts for _ in range(fields.n)]
     return tuple(
         Generation(
             request_id=RequestId(f"{request_id}-{idx}"),
             prompt=np.array(prompt, np.int32),
-            params=_params(fields, choice_seed(seed, idx), card),
+            params=replace(params, seed=choice_seed(params.seed, idx), prompt_len=len(prompt)),
             max_tokens=_max_tokens(fields, len(prompt), card),
             speculation=fields.espalier.speculation is not False,
             tree=tree,
@@ -121,16 +143,44 @@ def _tree(fields: GenerationRequest, card: ModelCard) -> Expansion | None:
     return None if widths is None else expansion(widths, card.max_tree_nodes)
 
 
-def _params(fields: GenerationRequest, seed: Seed, card: ModelCard) -> SamplingParams:
+def _params(fields: GenerationRequest, seed: Seed, card: ModelCard, arrival: Arrival) -> SamplingParams:
+    bias_ids = tuple(map(int, fields.logit_bias))
+    _check_ids(bias_ids, "logit_bias", card)
+    _check_ids(fields.stop_token_ids, "stop_token_ids", card)
     return SamplingParams(
         temperature=fields.temperature,
         top_k=min(fields.top_k, card.vocab_size),
         top_p=fields.top_p,
         seed=seed,
+        min_p=fields.min_p,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        bias_ids=bias_ids,
+        biases=tuple(fields.logit_bias.values()),
+        min_tokens=fields.min_tokens,
+        end_token_ids=_end_token_ids(fields, card),
+        num_logprobs=fields.num_logprobs,
+        grammar=arrival.grammar,
+        rule=fields.espalier.verification or arrival.rule,
     )
 
 
+def _end_token_ids(fields: GenerationRequest, card: ModelCard) -> tuple[int, ...]:
+    """The model's, unless the client ignores them, then the client's own; each once."""
+    eos_token_ids = () if fields.ignore_eos else card.eos_token_ids
+    return tuple(dict.fromkeys((*eos_token_ids, *fields.stop_token_ids)))
+
+
 def _max_tokens(fields: GenerationRequest, prompt_len: int, card: ModelCard) -> int:
+    """The limit of one choice. Raises InvalidRequest if it leaves no room for min_tokens."""
+    limit = _limit(fields, prompt_len, card)
+    if fields.min_tokens > limit:
+        raise InvalidRequest(f"min_tokens: {fields.min_tokens} are more than the limit of {limit}", "min_tokens")
+    return limit
+
+
+def _limit(fields: GenerationRequest, prompt_len: int, card: ModelCard) -> int:
     """What the client asked for, refused if there is no room; else the endpoint's default, cut to the room."""
     room = card.context_len - prompt_len
     if fields.asked_tokens is None:

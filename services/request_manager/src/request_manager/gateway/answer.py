@@ -20,6 +20,7 @@ from request_manager.gateway.dialect import Dialect, Json
 from request_manager.gateway.disconnect import while_connected
 from request_manager.gateway.envelope import log_unexpected
 from request_manager.gateway.errors import error_body
+from request_manager.gateway.grammar_fields import GrammarChecker, checked_grammar
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.schema import R, ignored_fields, parse
 from request_manager.gateway.settings import GatewaySettings
@@ -47,13 +48,14 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers generation requests. Holds no state of its own."""
+    """Answers generation requests. Holds no state of its own. grammars None: structured output is refused."""
 
     manager: Manager
     text: TextCodec
     settings: GatewaySettings
     metrics: GatewayMetrics
     sources: Sources
+    grammars: GrammarChecker | None
 
     async def answer(self, request: Request, dialect: Dialect[R]) -> Response:
         """The response to one request. Raises the error tree's errors and ClientDisconnect, with nothing generated."""
@@ -71,8 +73,11 @@ class Answerer:
         card = self.manager.card()
         check_model(fields.model, card, self.settings.model_aliases)
         check_num_choices(fields, dialect.num_prompts(fields), self.settings.max_choices)
+        grammar = await checked_grammar(fields, self.grammars)
         prompts = await asyncio.to_thread(dialect.encode, fields, self.text)
-        arrival = Arrival(request_id, int(self.sources.now()), self.sources.draw_seed)
+        arrival = Arrival(
+            request_id, int(self.sources.now()), self.sources.draw_seed, self.settings.verification, grammar
+        )
         return admit(fields, prompts, dialect.prompt_param, card, arrival)
 
 
@@ -129,15 +134,16 @@ class _Telling:
     async def _deltas(self) -> AsyncGenerator[Indexed]:
         """What all choices say, written down."""
         answerer = self._answerer
-        async with aclosing(side_by_side([self._choice(generation) for generation in self._job.generations])) as deltas:
+        choices = list(map(self._choice, self._job.generations, self._job.echoes))
+        async with aclosing(side_by_side(choices)) as deltas:
             async for idx, delta in deltas:
                 self._transcripts[idx].add(delta, answerer.sources.clock())
                 answerer.metrics.count_tokens(len(delta.tokens))
                 yield idx, delta
         answerer.metrics.observe_answer(self._transcripts, self._arrived_s, answerer.sources.clock())
 
-    def _choice(self, generation: Generation) -> AsyncGenerator[ChoiceDelta]:
-        text = ChoiceText(self._answerer.text.detokeniser(), self._job.stops, self._job.eos_token_ids)
+    def _choice(self, generation: Generation, echo: str) -> AsyncGenerator[ChoiceDelta]:
+        text = ChoiceText(self._answerer.text, self._job.stops, generation.params.min_tokens, echo)
         return choice_deltas(self._answerer.manager, generation, text)
 
     def _chunks(self, idx: int, delta: ChoiceDelta) -> list[Json]:

@@ -14,7 +14,9 @@ from request_manager.gateway.chat import ChatDialect
 from request_manager.gateway.completions import CompletionDialect
 from request_manager.gateway.envelope import Envelope
 from request_manager.gateway.errors import error_response
+from request_manager.gateway.grammar_fields import GrammarChecker
 from request_manager.gateway.metrics import GatewayMetrics
+from request_manager.gateway.openapi import document
 from request_manager.gateway.settings import GatewaySettings
 from request_manager.gateway.text import TextCodec
 from treecore.errors import Unavailable
@@ -29,16 +31,20 @@ def create_app(
     settings: GatewaySettings,
     registry: CollectorRegistry,
     sources: Sources | None = None,
+    grammars: GrammarChecker | None = None,
 ) -> FastAPI:
     """The gateway. `text` belongs to the manager's LLM; /metrics shows all of `registry`.
+
+    grammars: checks what structured output asks for, in a thread; None: every such request is refused.
 
     Starts nothing and owns no task outside a request, so it needs no lifespan. One app per registry.
     """
     app = FastAPI(title="Espalier", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = GatewayMetrics(registry)
-    _add_generation(app, Answerer(manager, text, settings, metrics, sources or Sources()))
+    _add_generation(app, Answerer(manager, text, settings, metrics, sources or Sources(), grammars))
     _add_models(app, manager, settings)
     _add_operations(app, manager, registry)
+    _add_document(app, manager, settings)
     app.add_exception_handler(HTTPException, _routing_error)
     prefixes = {COMPLETIONS: CompletionDialect.id_prefix, CHAT: ChatDialect.id_prefix}
     app.add_middleware(Envelope, metrics=metrics, id_prefixes=prefixes)
@@ -86,6 +92,17 @@ def _add_operations(app: FastAPI, manager: Manager, registry: CollectorRegistry)
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_document(app: FastAPI, manager: Manager, settings: GatewaySettings) -> None:
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        """With the model's limits as soon as they are known."""
+        try:
+            card = manager.card()
+        except Unavailable:
+            card = None
+        return JSONResponse(document(card, settings.model_aliases))
 
 
 def _model(name: str) -> dict[str, object]:

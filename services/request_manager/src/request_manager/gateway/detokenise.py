@@ -27,9 +27,10 @@ class Detokeniser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByteVocabulary:
-    """Each text token of a byte-level tokenizer as its bytes."""
+    """Each text token of a byte-level tokenizer as its bytes; special ones apart."""
 
     pieces: Mapping[int, bytes]
+    special: Mapping[int, bytes]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ByteVocabulary":
@@ -37,11 +38,16 @@ class ByteVocabulary:
         special = _special_ids(tokenizer)
         byte_of = _byte_of_char()
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        return cls({id_: _piece(token, byte_of) for token, id_ in vocab.items() if id_ not in special})
+        pieces = {id_: _piece(token, byte_of) for token, id_ in vocab.items() if id_ not in special}
+        return cls(pieces, {id_: token.encode() for token, id_ in vocab.items() if id_ in special})
 
     def detokeniser(self) -> Detokeniser:
         """A fresh one for one sequence."""
         return _ByteDetokeniser(self.pieces)
+
+    def spell(self, token: int) -> bytes:
+        """A token's bytes; a special one by its name, an id without a token as none."""
+        return self.pieces.get(token, self.special.get(token, b""))
 
 
 class _ByteDetokeniser:
@@ -65,17 +71,29 @@ class WindowVocabulary:
     tokenizer: Tokenizer
     spoken: frozenset[int]
     byte_ids: frozenset[int]
+    neighbour: int  # any whole token, to spell others behind it
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "WindowVocabulary":
         """Built once at start."""
         vocab = tokenizer.get_vocab(with_added_tokens=True)
         bytes_ = frozenset(id_ for token, id_ in vocab.items() if _BYTE_TOKEN.fullmatch(token))
-        return cls(tokenizer, frozenset(vocab.values()) - _special_ids(tokenizer), bytes_)
+        spoken = frozenset(vocab.values()) - _special_ids(tokenizer)
+        return cls(tokenizer, spoken, bytes_, min(spoken - bytes_, default=0))
 
     def detokeniser(self) -> Detokeniser:
         """A fresh one for one sequence."""
         return _WindowDetokeniser(self)
+
+    def spell(self, token: int) -> bytes:
+        """As ByteVocabulary's; a text token as it reads behind another one."""
+        name = self.tokenizer.id_to_token(token)
+        if name is None or token not in self.spoken:
+            return (name or "").encode()
+        if token in self.byte_ids:
+            return bytes([int(name[3:5], 16)])
+        known = self.tokenizer.decode([self.neighbour])
+        return self.tokenizer.decode([self.neighbour, token])[len(known) :].encode()
 
 
 class _WindowDetokeniser:

@@ -5,6 +5,7 @@ Must not know HTTP, the manager, or how choices are generated.
 
 from typing import Any, Protocol
 
+from request_manager.gateway.admission import EncodedPrompt
 from request_manager.gateway.choice import ChoiceDelta
 from request_manager.gateway.schema import R
 from request_manager.gateway.text import TextCodec
@@ -28,8 +29,11 @@ class Dialect(Protocol[R]):
     def num_prompts(self, fields: R) -> int:
         """How many prompts the request has."""
 
-    def encode(self, fields: R, text: TextCodec) -> list[list[int]]:
-        """The prompts' token ids. May take seconds for a long prompt, so it is called in a thread."""
+    def encode(self, fields: R, text: TextCodec) -> list[EncodedPrompt]:
+        """The prompts' token ids, and their text if it is to be echoed.
+
+        May take seconds for a long prompt, so it is called in a thread.
+        """
 
     def whole(self, idx: int, transcript: Transcript) -> Json:
         """The entry in `choices` of a finished choice."""

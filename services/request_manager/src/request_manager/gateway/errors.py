@@ -11,6 +11,8 @@ from treecore.errors import EspalierError, InvalidRequest, Overloaded, PayloadTo
 
 UNAVAILABLE_RETRY_AFTER_S = 2
 
+_MAX_NAME = 100  # characters of a field's name: a client may choose it
+
 _ROUTING_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -59,7 +61,7 @@ def invalid_request(error: ValidationError, body: Mapping[str, object]) -> Inval
     """
     found = [(_param(item["loc"], body, is_missing=item["type"] == "missing"), item["msg"]) for item in error.errors()]
     param, message = max(found, key=lambda pair: len(pair[0]))
-    name = ".".join(param)
+    name = ".".join(param)[:_MAX_NAME]
     return InvalidRequest(f"{name}: {message}", name)
 
 

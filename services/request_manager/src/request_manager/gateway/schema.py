@@ -1,42 +1,42 @@
 """What clients may send, as strict pydantic models: the shape of each field, and of nothing that needs the model.
 
-Lengths against the context, token ids against the vocabulary and the model's name are checked in admission. Validating
-a body stops at the first bad item of a list: megabytes of bad ones would else be as many errors, and stall everybody.
+Lengths against the context, token ids against the vocabulary and the model's name are checked in admission.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from request_manager.gateway import unsupported
 from request_manager.gateway.errors import invalid_request
+from request_manager.gateway.grammar_fields import GrammarFields
+from request_manager.gateway.prompt_field import Prompts
+from request_manager.gateway.sampling_fields import SamplingFields
+from request_manager.gateway.strict import MAX_INT, Strict
 from treecore.errors import InvalidRequest
+from treecore.params import MAX_LOGPROBS, Rule
 
-Prompt = str | tuple[int, ...]
-
-_MAX_TOKENS = 2**31 - 1
 _MAX_TREE_DEPTH = 64
-_MAX_STOP_CHARS = 1024  # each choice compiles its stop strings, in time and memory that grow with their length
+_MAX_ECHO = 100  # characters of a wrong name that an error repeats
 
 R = TypeVar("R", bound="GenerationRequest")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """include_usage: one more chunk, without choices, carries the usage."""
 
     include_usage: bool | None = None
 
 
-class Extension(_Strict):
+class Extension(Strict):
     """Espalier's own fields; a name that is none of them is an error, not ignored."""
 
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
     speculation: bool | None = None
-    tree: list[Annotated[int, Field(ge=1, le=_MAX_TOKENS)]] | None = Field(default=None, max_length=_MAX_TREE_DEPTH)
+    verification: Rule | None = None
+    tree: list[Annotated[int, Field(ge=1, le=MAX_INT)]] | None = Field(default=None, max_length=_MAX_TREE_DEPTH)
     return_token_ids: bool | None = None
 
     @model_validator(mode="before")
@@ -46,29 +46,20 @@ class Extension(_Strict):
             next((name for name in value if name not in cls.model_fields), None) if isinstance(value, dict) else None
         )
         if other is not None:
-            raise InvalidRequest(f"espalier.{other}: there is no such field", f"espalier.{other}")
+            name = f"espalier.{other[:_MAX_ECHO]}"
+            raise InvalidRequest(f"{name}: there is no such field", name)
         return value
 
 
-def _stop_strings(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-class GenerationRequest(_Strict):
-    """The fields that both endpoints share. top_k 0 is off; a negative seed stands for itself modulo 2^64."""
+class GenerationRequest(SamplingFields, GrammarFields):
+    """The fields that both endpoints share. max_completion_tokens wins over max_tokens."""
 
     neutral_fields: ClassVar[unsupported.Neutral]
     default_tokens: ClassVar[int | None]
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, le=_MAX_TOKENS)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]], BeforeValidator(_stop_strings)
-    ] = Field(default=[], max_length=4)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(default=1, ge=1, le=16)
@@ -84,35 +75,19 @@ class GenerationRequest(_Strict):
     @property
     def asked_tokens(self) -> tuple[str, int] | None:
         """The limit that the client gave and the name of its field."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
         return None if self.max_tokens is None else ("max_tokens", self.max_tokens)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives a token are asked for; None: no log-probabilities at all."""
+        raise NotImplementedError
 
     @property
     def wants_usage_chunk(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-
-def _prompts(value: object) -> tuple[Prompt, ...]:
-    """All four ways to write prompts as one: a str, strs, token ids, lists of token ids."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise InvalidRequest("prompt must be a string, strings, token ids or lists of token ids", "prompt")
-    if _are_ids(value):
-        return (tuple(value),)
-    return tuple(_prompt(item) for item in value)
-
-
-def _prompt(value: object) -> Prompt:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and _are_ids(value):
-        return tuple(value)
-    raise InvalidRequest("each prompt must be a string or a list of token ids", "prompt")
-
-
-def _are_ids(items: list[Any]) -> bool:
-    return all(type(item) is int for item in items)
 
 
 class CompletionRequest(GenerationRequest):
@@ -121,17 +96,30 @@ class CompletionRequest(GenerationRequest):
     neutral_fields: ClassVar[unsupported.Neutral] = unsupported.COMPLETIONS
     default_tokens: ClassVar[int | None] = 16
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    prompt: Prompts
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo with logprobs is not supported yet", "logprobs", "unsupported_parameter")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The field says it."""
+        return self.logprobs
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """One part of a message's content; other kinds than text are refused."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn. Content in parts is its texts, each on a line of its own."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -153,14 +141,19 @@ class ChatRequest(GenerationRequest):
     default_tokens: ClassVar[int | None] = None
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
 
     @property
-    def asked_tokens(self) -> tuple[str, int] | None:
-        """max_completion_tokens wins over max_tokens."""
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return super().asked_tokens
+    def num_logprobs(self) -> int | None:
+        """One field says whether, the other how many."""
+        return self.top_logprobs if self.logprobs else None
 
 
 def parse(kind: type[R], body: Mapping[str, object]) -> R:

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treecore.errors import ConfigError
+from treecore.params import Rule
 
 ENV_PREFIX = "ESPALIER_GATEWAY_"
 
@@ -19,7 +20,7 @@ class GatewaySettings(BaseModel):
 
     max_body_bytes: larger request bodies get 413. body_timeout_s: a body that takes longer to arrive gets 400.
     model_aliases: names that clients may use besides the model's own; comma-separated in the environment.
-    max_choices: prompts times n in one request.
+    max_choices: prompts times n in one request. verification: the rule of requests that name none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +29,7 @@ class GatewaySettings(BaseModel):
     body_timeout_s: float = Field(default=30.0, gt=0)
     model_aliases: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_names)] = ()
     max_choices: int = Field(default=128, gt=0)
+    verification: Rule = "coupled"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "GatewaySettings":

@@ -15,14 +15,17 @@ class StopScanner:
         self._automata = [_Automaton(stop) for stop in stops]
         self._held = ""
 
-    def feed(self, text: str) -> str:
-        """The text that is certain now. Of stop strings that complete on one character the longest cuts."""
+    def feed(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is certain now. Of stop strings that complete on one character the longest cuts.
+
+        may_stop False: what completes in this piece is text like any other.
+        """
         if not self._automata:
             return text
         known = self._held + text
         for end, char in enumerate(text, len(self._held) + 1):
             complete = [len(automaton.stop) for automaton in self._automata if automaton.step(char)]
-            if complete:
+            if complete and may_stop:
                 self.hit, self._held = True, ""
                 return known[: end - max(complete)]
         return self._hold(known, max(automaton.matched for automaton in self._automata))
@@ -38,7 +41,7 @@ class StopScanner:
 
 
 class _Automaton:
-    """matched: length of the longest prefix of `stop` that is a suffix of the text so far."""
+    """matched: length of the longest prefix of `stop`, `stop` itself excepted, that is a suffix of the text so far."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -46,11 +49,14 @@ class _Automaton:
         self._fallback = _fallbacks(stop)
 
     def step(self, char: str) -> bool:
-        """Whether this character completes the stop string (after which the automaton is spent)."""
+        """Whether this character completes the stop string."""
         while self.matched and self.stop[self.matched] != char:
             self.matched = self._fallback[self.matched - 1]
         self.matched += self.stop[self.matched] == char
-        return self.matched == len(self.stop)
+        if self.matched < len(self.stop):
+            return False
+        self.matched = self._fallback[-1]
+        return True
 
 
 def _fallbacks(stop: str) -> list[int]:

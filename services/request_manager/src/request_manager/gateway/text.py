@@ -70,6 +70,15 @@ class TextCodec:
         """A fresh detokeniser for one sequence."""
         return self._vocabulary.detokeniser()
 
+    def spell(self, token: int) -> bytes:
+        """A token's bytes; a special one by its name, an id without a token as none."""
+        return self._vocabulary.spell(token)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens without special ones, as a detokeniser tells it."""
+        detokeniser = self.detokeniser()
+        return "".join([*map(detokeniser.push, tokens), detokeniser.finish()])
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # encode_batch releases the GIL, encode does not: a long prompt would stop the event loop for seconds.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)

@@ -13,33 +13,18 @@ Neutral = Mapping[str, tuple[object, ...]]
 _BOTH: Neutral = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "frequency_penalty": (0,),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
 }
 
-COMPLETIONS: Neutral = MappingProxyType(
-    # logprobs 0 asks for the chosen token's log-probability, so it is not neutral here.
-    {**_BOTH, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ("",)}
-)
+COMPLETIONS: Neutral = MappingProxyType({**_BOTH, "best_of": (1,), "suffix": ("",)})
 
 CHAT: Neutral = MappingProxyType(
     {
@@ -53,14 +38,12 @@ CHAT: Neutral = MappingProxyType(
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),  # without tools there is nothing to call in parallel
         "prediction": (),
         "reasoning_effort": ("none",),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -73,5 +56,10 @@ def refuse_unsupported(body: Mapping[str, object], neutral: Neutral, prefix: str
     """Raises InvalidRequest naming the first field of `body` that asks for what is not honoured yet."""
     for name, values in neutral.items():
         value = body.get(name)
-        if value is not None and value not in values:
+        if value is not None and not any(_is_same(value, other) for other in values):
             raise InvalidRequest(f"{prefix}{name} is not supported yet", prefix + name, "unsupported_parameter")
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equal as JSON values: true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

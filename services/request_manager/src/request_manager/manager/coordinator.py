@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-
 from request_manager.contract import Generation
 from request_manager.manager.drafting import DraftWish
 from request_manager.manager.registry import Registry, Worker
@@ -20,12 +18,13 @@ from request_manager.manager.request import Request
 from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, plan_step
 from request_manager.manager.ssm_pool import Round, SsmPool
 from request_manager.manager.step_record import Observer, StepRecord
+from request_manager.manager.trial import Trial
 from request_manager.manager.verifying import VerifierLink
-from treecore.accept import Accepted, walk
-from treecore.errors import EspalierError, Overloaded, Unavailable, Unreachable
+from treecore.accept import Accepted
+from treecore.errors import EspalierError, Overloaded, Unavailable, Unreachable, WireError
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.merge import merge, prune
-from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyItem, VerifyReply, split_tree
+from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyReply
 from treecore.service.telemetry import log_event
 from treecore.tree import TokenTree
 
@@ -36,7 +35,7 @@ _RELEASE_RETRY_S = 0.1
 _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
-Trees = dict[RequestId, TokenTree]
+Trials = dict[RequestId, Trial]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ class Coordinator:
         self._running: dict[RequestId, Request] = {}
         self._wake = asyncio.Event()
 
-    def submit(self, generation: Generation, eos_token_ids: Sequence[int]) -> Request:
+    def submit(self, generation: Generation) -> Request:
         """Admit a request to the queue; raises Overloaded, with nothing admitted, if that is full."""
         if len(self._waiting) >= self._policy.max_waiting:
             raise Overloaded("too many requests are waiting", _RETRY_AFTER_S)
-        request = Request(generation, frozenset(eos_token_ids))
+        request = Request(generation)
         self._waiting.append(request)
         self._wake.set()
         return request
@@ -78,6 +77,7 @@ class Coordinator:
     def cancel(self, request: Request) -> None:
         """The client is gone: the request takes part in no further step and its cache is freed."""
         request.is_cancelled = True
+        self._waiting = deque(other for other in self._waiting if other is not request)
         self._wake.set()
 
     async def run(self) -> None:
@@ -107,22 +107,22 @@ class Coordinator:
         started = perf_counter()
         drafts = await self._draft(plan)
         drafted = perf_counter()
-        trees = {item.request_id: self._tree(item, drafts) for item in plan.items}
+        trials = {item.request_id: self._trial(item, drafts) for item in plan.items}
         self._prime(plan)
         try:
-            reply = await self._verifier.ask(worker, [self._verify_item(item, trees) for item in plan.items])
+            reply = await self._verifier.ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
             return
         except Unavailable:
             self._on_lost_step(plan)
             return
         verified = perf_counter()
-        accepted = self._commit(worker, plan, trees, reply)
+        accepted = self._commit(worker, trials, reply)
         self._observer.on_blocks(reply.worker_id, reply.blocks)
         self._observer.on_step(
             StepRecord(
                 num_requests=len(plan.items),
-                num_drafted=sum(len(tree) - 1 for tree in trees.values()),
+                num_drafted=sum(trial.num_drafted for trial in trials.values()),
                 accepted_per_depth=_per_depth(accepted),
                 num_committed=sum(len(path.tokens) for path in accepted),
                 total_ms=(perf_counter() - started) * 1e3,
@@ -206,46 +206,29 @@ class Coordinator:
     def _wish(self, item: PlannedItem) -> DraftWish:
         return DraftWish(self._running[item.request_id], item.end, item.expansion)
 
-    def _tree(self, item: PlannedItem, drafts: Round) -> TokenTree:
+    def _trial(self, item: PlannedItem, drafts: Round) -> Trial:
         """The merged tree of what arrived; the root alone if nothing did."""
-        trees = drafts.trees.get(item.request_id)
+        request, trees = self._running[item.request_id], drafts.trees.get(item.request_id)
         if not trees:
-            return TokenTree.of_root(self._running[item.request_id].committed[item.end - 1])
-        return prune(merge(trees), self._policy.max_tree_nodes, len(item.expansion))
+            return Trial(request, item, TokenTree.of_root(request.committed[item.end - 1]))
+        return Trial(request, item, prune(merge(trees), self._policy.max_tree_nodes, len(item.expansion)))
 
     # -- verify, accept, commit ---------------------------------------------------------------------------------------
 
-    def _verify_item(self, item: PlannedItem, trees: Trees) -> VerifyItem:
-        request = self._running[item.request_id]
-        tokens, parents = split_tree(trees[item.request_id])
-        return VerifyItem(
-            item.request_id,
-            request.step,
-            item.start,
-            request.tokens_between(item.start, item.end),
-            request.generation.params if item.start == 0 else None,
-            tokens,
-            parents,
-            item.is_complete,
-        )
-
-    def _commit(self, worker: Worker, plan: StepPlan, trees: Trees, reply: VerifyReply) -> list[Accepted]:
+    def _commit(self, worker: Worker, trials: Trials, reply: VerifyReply) -> list[Accepted]:
         answers: dict[RequestId, VerifiedItem | RefusedItem] = {}
         answers.update((item.request_id, item) for item in reply.items)
         answers.update((item.request_id, item) for item in reply.refused)
         accepted = []
-        for item in plan.items:
-            request = self._running[item.request_id]
-            answer = answers.get(item.request_id)
+        for request_id, trial in trials.items():
+            request, answer = trial.request, answers.get(request_id)
             if answer is None or answer.step != request.step:
                 self._drop(request, "other_step")
             elif isinstance(answer, RefusedItem):
                 request.holds(worker.worker_id, max(0, min(answer.held_len, request.committed_len - 1)))
                 self._drop(request, answer.reason)
-            elif not _is_sound(answer, _num_answers(item, trees), worker.announcement.vocab_size):
-                self._drop(request, "malformed_message")
             else:
-                accepted += self._commit_item(request, worker, item, trees[item.request_id], answer)
+                accepted += self._commit_trial(trial, answer, worker)
         return accepted
 
     def _on_lost_step(self, plan: StepPlan) -> None:
@@ -265,16 +248,20 @@ class Coordinator:
         request.outbox.put_nowait(Unavailable(f"the request failed: {reason}"))
         self._forget(request)
 
-    def _commit_item(
-        self, request: Request, worker: Worker, item: PlannedItem, tree: TokenTree, answer: VerifiedItem
-    ) -> list[Accepted]:
+    def _commit_trial(self, trial: Trial, answer: VerifiedItem, worker: Worker) -> list[Accepted]:
+        request, item = trial.request, trial.item
+        try:
+            found = trial.judge(answer, worker.announcement.vocab_size)
+        except WireError as error:
+            self._drop(request, error.code)
+            return []
         request.holds(worker.worker_id, item.end)
         request.num_fruitless = 0
         request.step += 1
-        if not item.is_complete:
+        if found is None:
             return []
-        path = walk(tree, answer.tokens)
-        num_kept = request.commit(path.tokens)
+        path = found.path
+        num_kept = request.commit(path.tokens, len(path.nodes), found.logprobs)
         if request.finish_reason is not None:
             self._forget(request)
         return [Accepted(path.nodes[:num_kept], path.tokens[:num_kept])]
@@ -282,23 +269,12 @@ class Coordinator:
     def _drop_cancelled(self) -> None:
         for request in [request for request in self._running.values() if request.is_cancelled]:
             self._forget(request)
-        self._waiting = deque(request for request in self._waiting if not request.is_cancelled)
 
     def _forget(self, request: Request) -> None:
         """The request is over: its place is free, and the workers will hear of it with the next message."""
         del self._running[request.request_id]
         self._verifier.release(request.request_id)
         self._ssms.release(request.request_id)
-
-
-def _num_answers(item: PlannedItem, trees: Trees) -> int:
-    return len(trees[item.request_id]) if item.is_complete else 0
-
-
-def _is_sound(answer: VerifiedItem, num_answers: int, vocab_size: int) -> bool:
-    """Whether it has a token of the vocabulary for each node."""
-    tokens = answer.tokens
-    return len(tokens) == num_answers and not np.any((tokens < 0) | (tokens >= vocab_size))
 
 
 def _per_depth(accepted: Sequence[Accepted]) -> tuple[int, ...]:

@@ -129,7 +129,9 @@ class Drafter:
         return not self._is_late
 
     def _send(self, wishes: Sequence[DraftWish]) -> None:
-        request = DraftRequest(self._link.owner, tuple(self._released), tuple(self._item(wish) for wish in wishes))
+        request = DraftRequest(
+            self._link.owner, self._link.ssm_idx, tuple(self._released), tuple(self._item(wish) for wish in wishes)
+        )
         self._released.clear()
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:
@@ -172,4 +174,6 @@ class Drafter:
     def _tree(self, root: int, item: DraftedItem) -> TokenTree:
         if np.any(item.tokens >= self._link.worker.announcement.vocab_size):
             raise WireError("a token id outside the vocabulary")  # the verifier would refuse the whole item for it
-        return join_tree(root, item.tokens, item.parents, self._link.ssm_idx)
+        if item.laws is not None and np.any(item.laws.supports.token_ids >= self._link.worker.announcement.vocab_size):
+            raise WireError("a draft law of tokens outside the vocabulary")
+        return join_tree(root, item.tokens, item.parents, self._link.ssm_idx, item.laws)

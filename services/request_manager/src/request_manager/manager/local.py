@@ -48,7 +48,7 @@ class LocalManager:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenDelta]:
         """See contract.Manager."""
-        request = self._coordinator.submit(generation, self.card().eos_token_ids)
+        request = self._coordinator.submit(generation)
         try:
             while request.finish_reason is None or not request.outbox.empty():
                 outcome = await self._next(request)

@@ -1,11 +1,12 @@
 """One request's committed tokens and where it stands. Written by the coordinator only."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from request_manager.contract import FinishReason, Generation, TokenDelta
+from request_manager.contract import FinishReason, Generation, TokenDelta, TokenLogprob
 from treecore.errors import EspalierError
 from treecore.messages import RequestId, Tokens, WorkerId
 
@@ -22,7 +23,6 @@ class Request:
     """
 
     generation: Generation
-    eos_token_ids: frozenset[int]
     outbox: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     step: int = 0
@@ -63,13 +63,15 @@ class Request:
         """Committed tokens [start, end), int32."""
         return np.array(self.committed[start:end], np.int32)
 
-    def commit(self, tokens: tuple[int, ...]) -> int:
-        """Append what a step accepted, cut behind EOS and at max_tokens, and tell the outbox; returns how many stayed.
+    def commit(self, tokens: tuple[int, ...], num_accepted: int, logprobs: Sequence[TokenLogprob] = ()) -> int:
+        """Append what a step yields, cut behind an end and at max_tokens, and tell the outbox; returns how many stayed.
 
-        EOS is checked first: a run that ends the text on its last allowed token has finished by `stop`.
+        num_accepted: the first so many tokens were drafted. An end token is looked for first: a run that ends the text
+        on its last allowed token has finished by `stop`.
         """
         kept = tokens[: self.remaining]
-        end = next((idx for idx, token in enumerate(kept) if token in self.eos_token_ids), None)
+        ends = self.generation.params.end_token_ids
+        end = next((idx for idx, token in enumerate(kept) if token in ends), None)
         if end is not None:
             kept = kept[: end + 1]
         self.committed += kept
@@ -78,5 +80,7 @@ class Request:
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"
-        self.outbox.put_nowait(TokenDelta(kept, self.finish_reason, self.num_token_steps))
-        return len(kept)
+        num_kept = len(kept)
+        told = min(num_accepted, num_kept), tuple(logprobs[:num_kept])
+        self.outbox.put_nowait(TokenDelta(kept, self.finish_reason, self.num_token_steps, *told))
+        return num_kept

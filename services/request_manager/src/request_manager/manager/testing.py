@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from request_manager.contract import FinishReason, Generation, TokenDelta
+from request_manager.contract import FinishReason, Generation, TokenDelta, TokenLogprob
 from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.registry import Registry
@@ -45,6 +45,7 @@ class Outcome:
     finish_reason: FinishReason | None
     error: EspalierError | None = None
     steps: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)
@@ -136,7 +137,8 @@ class Stage:
         tokens = tuple(token for delta in deltas for token in delta.tokens)
         reason = deltas[-1].finish_reason if deltas else None
         assert (reason is None) == (error is not None), "a finish reason or an error, never both"
-        return Outcome(tokens, reason, error, deltas[-1].steps if deltas else 0)
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
+        return Outcome(tokens, reason, error, deltas[-1].steps if deltas else 0, logprobs)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let the event loop turn until `reached` holds; fails loudly if it never does."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ssm_worker.boost.turns import TokenIds, Turns
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from treecore.messages import RequestId, VerifyItem
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams
+from treecore.params import SamplingParams
 
 _NO_TREE = np.empty(0, np.int32)
 _REQUEST = RequestId("speed")

@@ -20,7 +20,8 @@ from treecore.messages import RequestId, VerifyItem
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.noise import Seed
-from treecore.sampling import SamplingParams, best_tokens
+from treecore.params import SamplingParams
+from treecore.sampling import best_tokens
 
 NUM_TOP = 20
 BLOCK_LEN = 16

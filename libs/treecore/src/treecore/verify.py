@@ -1,0 +1,84 @@
+"""The LLM's answer behind every node of a tree, by rule (architecture section 5). Pure: logits in, wire values out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.law import Distribution, Ids, Paths, adjusted, logprobs, processed, top_indices
+from treecore.messages import Logprobs, Masses, Supports, Tokens
+from treecore.multi_step import masses_at, outside_draw
+from treecore.params import SamplingParams
+from treecore.sampling import best_tokens_of_nodes
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """See messages.VerifiedItem."""
+
+    tokens: Tokens
+    masses: Masses | None
+    logprobs: Logprobs | None
+
+
+def answer_nodes(
+    logits: NDArray[np.float32], params: SamplingParams, paths: Paths, supports: Supports | None = None
+) -> Answer:
+    """The answer behind n nodes. logits: the LLM's, fp32 [n, V].
+
+    Where no support is given, x_t: the token that incremental decoding would choose there. supports: well-formed.
+    """
+    rows = adjusted(logits, None, params, paths)
+    if supports is None:
+        tokens = np.concatenate(best_tokens_of_nodes(rows, None, params, paths.positions))
+        return Answer(tokens, None, _logprobs(rows, tokens, params.num_logprobs))
+    laws = {node: processed(rows[node], None, params) for node in supports.nodes.tolist()}
+    tokens = _tokens(rows, laws, params, paths, supports)
+    told = _logprobs(rows, tokens, params.num_logprobs)
+    return Answer(tokens, _masses(rows, laws, supports, wants_logprobs=told is not None), told)
+
+
+def spans(supports: Supports) -> Iterator[tuple[int, Ids]]:
+    """(node, its tokens) of each support."""
+    ends = supports.lengths.cumsum().tolist()
+    for node, start, end in zip(supports.nodes.tolist(), [0, *ends], ends, strict=False):
+        yield node, supports.token_ids[start:end]
+
+
+def _tokens(
+    rows: Rows, laws: dict[int, Distribution], params: SamplingParams, paths: Paths, supports: Supports
+) -> Tokens:
+    """Drawn outside the support where there is one, x_t elsewhere."""
+    tokens, positions = np.empty(len(rows), np.int32), paths.positions
+    plain = [node for node in range(len(rows)) if node not in laws]
+    if plain:
+        chosen = best_tokens_of_nodes(rows[plain], None, params, [positions[node] for node in plain])
+        tokens[plain] = np.concatenate(chosen)
+    for node, ids in spans(supports):
+        tokens[node] = outside_draw(laws[node], ids, params, positions[node])
+    return tokens
+
+
+def _masses(rows: Rows, laws: dict[int, Distribution], supports: Supports, *, wants_logprobs: bool) -> Masses:
+    p = np.concatenate([masses_at(laws[node], ids) for node, ids in spans(supports)])
+    if not wants_logprobs:
+        return Masses(p, np.empty(0, np.float32))
+    told = np.concatenate([logprobs(rows[node])[ids] for node, ids in spans(supports)])
+    return Masses(p, told.astype(np.float32))
+
+
+def _logprobs(rows: Rows, tokens: Tokens, count: int | None) -> Logprobs | None:
+    """Of the tokens (-inf for one of -1) and of the best `count` behind each node."""
+    if count is None:
+        return None
+    tables = [logprobs(row) for row in rows]
+    best = [top_indices(table, count) if count else np.empty(0, np.intp) for table in tables]
+    chosen = [table[token] if token >= 0 else -np.inf for table, token in zip(tables, tokens.tolist(), strict=True)]
+    return Logprobs(
+        np.array(chosen, np.float32),
+        np.concatenate(best).astype(np.int32),
+        np.concatenate([table[ids] for table, ids in zip(tables, best, strict=True)]).astype(np.float32),
+    )
