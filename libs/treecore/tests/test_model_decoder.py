@@ -45,7 +45,7 @@ class Runner:
         self.decoder = decoder
         self.pool = decoder.new_pool(num_slots)
         self.pool.kv.fill_(float("nan"))
-        self.cache = SequenceCache(self.pool, block_size=4)
+        self.cache = SequenceCache(self.pool, block_len=4)
 
     def forward(self, *segments: Segment) -> list[torch.Tensor]:
         batch = ForwardBatch.from_segments(segments)

@@ -68,7 +68,7 @@ ServicesOf = Callable[[SystemConfig, Addresses], tuple[ChildSpec, ...]]
 def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     """The services of a system, in the order of their start; the broker comes before them."""
     teacher = str(config.model.directory)
-    model = ("--model", teacher, "--name", config.model.name)
+    model = ("--model", teacher)
     dtype = ("--dtype", config.dtype)
     tree = () if config.tree is None else ("--tree", ",".join(map(str, config.tree)))
     listen = ("--host", at.host, "--port", str(at.port))
@@ -83,7 +83,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         for idx, ssm in enumerate(config.ssms)
     ]
     return (
-        service(VERIFIER, VERIFIER, *model, *dtype),
+        service(VERIFIER, VERIFIER, *model, "--name", config.model.name, *dtype),
         *workers,
         service(MANAGER, MANAGER, *model, *listen, *tree),
     )

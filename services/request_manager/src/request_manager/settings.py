@@ -11,7 +11,6 @@ class ManagerSettings(ServiceSettings):
     """Flags of `python -m request_manager`: gateway and manager in one process."""
 
     model: Path = Field(description="directory with the LLM's tokenizer and chat template")
-    name: str = Field("llm", description="the model's name as clients write it")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     tree: str = Field("3", description="default expansion <k1..km>, for example 2,1; empty: no speculation")

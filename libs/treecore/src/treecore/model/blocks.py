@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 
-class BlockUsage(NamedTuple):
+class BlockCounts(NamedTuple):
     """Blocks by state; free + used == total, always."""
 
     free: int
@@ -33,6 +33,6 @@ class BlockAllocator:
         self._used.difference_update(blocks)
         self._free.extendleft(reversed(blocks))  # the most recently touched memory is used first
 
-    def usage(self) -> BlockUsage:
+    def usage(self) -> BlockCounts:
         """Counts of free and used blocks."""
-        return BlockUsage(len(self._free), len(self._used), len(self._free) + len(self._used))
+        return BlockCounts(len(self._free), len(self._used), len(self._free) + len(self._used))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treecore.errors import OutOfBlocks, StateMissing
 from treecore.model.batch import IntArray, Segment
-from treecore.model.blocks import BlockAllocator, BlockUsage
+from treecore.model.blocks import BlockAllocator, BlockCounts
 from treecore.model.kv_pool import KvPool
 
 TokenArray = NDArray[np.int32]
@@ -85,10 +85,10 @@ class SequenceCache:
     Invariant: usage().free + usage().used == usage().total, and no block belongs to two requests.
     """
 
-    def __init__(self, pool: KvPool, block_size: int = 16) -> None:
+    def __init__(self, pool: KvPool, block_len: int = 16) -> None:
         self._pool = pool
-        self._block_size = block_size
-        self._allocator = BlockAllocator(pool.num_slots // block_size)
+        self._block_len = block_len
+        self._allocator = BlockAllocator(pool.num_slots // block_len)
         self._held: dict[str, _Held] = {}
 
     def advance(self, request_id: str, start: int, tokens: Sequence[int] | TokenArray) -> int:
@@ -164,7 +164,7 @@ class SequenceCache:
         """The requests held, the longest known first."""
         return list(self._held)
 
-    def usage(self) -> BlockUsage:
+    def usage(self) -> BlockCounts:
         """Blocks free, used and in total."""
         return self._allocator.usage()
 
@@ -186,24 +186,24 @@ class SequenceCache:
             self._pool.move(held.slots[rows[moved]], held.slots[first : first + len(rows)][moved])
 
     def _reserve(self, held: _Held, num_rows: int) -> None:
-        missing = -(-num_rows // self._block_size) - len(held.blocks)
+        missing = -(-num_rows // self._block_len) - len(held.blocks)
         if missing <= 0:
             return
         blocks = self._allocator.allocate(missing)
         if blocks is None:
-            raise OutOfBlocks(f"needs {missing} more blocks of {self._block_size} tokens, {self.usage().free} are free")
+            raise OutOfBlocks(f"needs {missing} more blocks of {self._block_len} tokens, {self.usage().free} are free")
         self._set_blocks(held, held.blocks + blocks)
 
     def _shrink(self, held: _Held) -> None:
-        num_blocks = -(-held.num_rows // self._block_size)
+        num_blocks = -(-held.num_rows // self._block_len)
         if num_blocks < len(held.blocks):
             self._allocator.free(held.blocks[num_blocks:])
             self._set_blocks(held, held.blocks[:num_blocks])
 
     def _set_blocks(self, held: _Held, blocks: list[int]) -> None:
         held.blocks = blocks
-        first_slots = np.array(blocks, dtype=np.int64) * self._block_size
-        held.slots = (first_slots[:, None] + np.arange(self._block_size)).ravel()
+        first_slots = np.array(blocks, dtype=np.int64) * self._block_len
+        held.slots = (first_slots[:, None] + np.arange(self._block_len)).ravel()
 
 
 def _common_prefix_len(held: list[int], target: list[int]) -> int:
