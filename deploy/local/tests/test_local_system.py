@@ -139,7 +139,6 @@ def test_the_children_get_their_flags() -> None:
     assert {name: " ".join(spec.argv[1:]) for name, spec in specs.items() if name != "ssm_worker-2"} == {
         "llm_verifier": f"-m llm_verifier {common} --model /models/llm --name llm --dtype bfloat16",
         "ssm_worker": f"-m ssm_worker {common} --ssm /models/draft --teacher /models/llm --name draft --dtype bfloat16",
-        "request_manager": f"-m request_manager {common} --model /models/llm --name llm"
-        " --host 127.0.0.1 --port 2 --tree 2,1",
+        "request_manager": f"-m request_manager {common} --model /models/llm --host 127.0.0.1 --port 2 --tree 2,1",
     }
     assert all(spec.env["OMP_NUM_THREADS"] == "2" for spec in specs.values())

@@ -31,7 +31,10 @@ _NUM_REQUESTS = 32
 _MAX_NODES = 64
 _COMMITTED = (1, 2, 3)
 _VOCAB = 512
-_SHAPES: dict[str, list[tuple[int, ...]]] = {"one SSM <3,5,1,1,1>": [(3, 5, 1, 1, 1)], "two SSMs <2,3,2,1>": [(2, 3, 2, 1)] * 2}
+_SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "one SSM <3,5,1,1,1>": [(3, 5, 1, 1, 1)],
+    "two SSMs <2,3,2,1>": [(2, 3, 2, 1)] * 2,
+}
 
 Masked = tuple[Supports | None, Masses | None]
 
