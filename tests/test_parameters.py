@@ -226,14 +226,19 @@ def check_same(on: Body, off: Body) -> None:
 
 
 @settings(max_examples=300)
-@given(system=systems, asked=st.lists(bodies(), min_size=1, max_size=4), more=st.integers(0, 9))
-def test_on_equals_off(models: Models, system: System, asked: list[Body], more: int) -> None:
+@given(
+    system=systems,
+    asked=st.lists(bodies(), min_size=1, max_size=4),
+    more=st.integers(0, 9),
+    rule=st.sampled_from(["coupled", "coupled", "naive"]),
+)
+def test_on_equals_off(models: Models, system: System, asked: list[Body], more: int, rule: str) -> None:
     """All at once with speculation, then without it, then streamed."""
     batch = asked * 4 if more == 0 else asked  # up to 16 at once, now and then
 
     async def scenario() -> None:
         async with served(models, system) as client:
-            on = await asyncio.gather(*[ask(client, body) for body in batch])
+            on = await asyncio.gather(*[ask(client, body, verification=rule) for body in batch])
             off = await asyncio.gather(*[ask(client, body, speculation=False) for body in asked])
             streamed = await asyncio.gather(*[ask_streamed(client, body) for body in asked])
         for idx, found in enumerate(on):

@@ -62,8 +62,6 @@ def combination(seed: int) -> Body:
     fields = {name: rng.choice(values) for name, values in CHOICES.items()}
     if fields["logprobs"]:
         fields["top_logprobs"] = rng.choice([0, 3])
-    if fields["response_format"]["type"] != "text":
-        fields |= {"min_tokens": 0, "ignore_eos": False}
     return {
         "model": "smollm2-135m-instruct",
         "messages": [{"role": "user", "content": rng.choice(PROMPTS)}],

@@ -45,7 +45,7 @@ def drafted(widths: tuple[int, ...], rule: Rule, seed: int, ssm_idx: int, vocab_
                 tokens.append(token)
                 parents.append(node)
                 paths.append((*paths[node], token))
-    return np.array(tokens, np.int32), np.array(parents, np.int32), laws_of(inner)
+    return np.array(tokens, np.int32), np.array(parents, np.int32), laws_of(inner) if inner else None
 
 
 def laws_of(inner: list) -> DraftLaws:  # type: ignore[type-arg]

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from espalier_local.cache import ModelCache
 from espalier_local.models import SMOLLM2
+from treecore.errors import InvalidRequest
 from treecore.grammar import GrammarCompiler
 from treecore.params import Grammar
 
@@ -53,3 +54,34 @@ def test_any_allowed_tokens_make_a_valid_answer(compiler: GrammarCompiler, seed:
     assert answer.keys() == {"name", "age"}
     assert len(answer["name"]) <= 12
     assert 0 <= answer["age"] <= 120
+
+
+def test_a_branch_that_cannot_be_followed_closes_itself_alone(compiler: GrammarCompiler) -> None:
+    """No token of this vocabulary has the byte 0x04: behind a drafted "z" nothing can follow, and only there.
+
+    Once "z" is output, that is a typed error, with speculation as without.
+    """
+    tokenizer = Tokenizer.from_file(str(_model_dir() / "tokenizer.json"))
+    dead, alive = tokenizer.encode("z").ids, tokenizer.encode("y").ids
+    state = compiler.start(Grammar("choice", '["yes", "z\\u0004"]'))
+    masks = state.masks([], [(), tuple(dead), tuple(alive)])
+    assert masks.any(axis=1).tolist() == [True, False, True]
+    with pytest.raises(InvalidRequest, match="any further") as failure:
+        state.masks(dead, [()])
+    assert failure.value.reason == "grammar_failed"
+
+
+def test_a_tree_never_fails_where_its_path_does_not(compiler: GrammarCompiler) -> None:
+    """An expensive regular expression: all branches together exceed the budget that each alone keeps."""
+    rng, state = random.Random(0), compiler.start(Grammar("regex", "[a-z ]*[ae][a-z ]{40}"))
+    output: list[int] = []
+    for _ in range(6):
+        allowed = np.flatnonzero(state.masks(output, [()])[0]).tolist()
+        below: list[tuple[int, ...]] = [(), *[(token,) for token in rng.sample(allowed, 3)]]
+        for path in below[1:4]:
+            row = state.masks(output, [path])[0]
+            below += [(*path, token) for token in rng.sample(np.flatnonzero(row).tolist(), 3)]
+        together = state.masks(output, below)
+        alone = [compiler.start(Grammar("regex", "[a-z ]*[ae][a-z ]{40}")).masks(output, [path])[0] for path in below]
+        assert (together == np.stack(alone)).all()
+        output += below[1]

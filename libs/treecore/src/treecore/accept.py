@@ -14,7 +14,7 @@ from treecore.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step yields: the accepted nodes below the root, and their tokens followed by the bonus token."""
+    """What one step yields: the accepted nodes below the root, and their tokens, with a bonus if one may follow."""
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -23,13 +23,16 @@ class Accepted:
 def walk(tree: TokenTree, llm_tokens: NDArray[np.int32]) -> Accepted:
     """Follow the LLM down the tree while a child equals its token; the first that does not is the bonus token.
 
-    llm_tokens: int32 [N], the LLM's token after each node. Yields at least one token (SpecInfer, Algorithm 2, greedy).
+    llm_tokens: int32 [N], the LLM's token after each node; negative behind one that no token may follow, which ends the
+    walk without a bonus. Yields at least one token, as the root has one (SpecInfer, Algorithm 2, greedy).
     """
     node = 0
     nodes: list[int] = []
     tokens: list[int] = []
     while True:
         token = int(llm_tokens[node])
+        if token < 0:
+            return Accepted(tuple(nodes), tuple(tokens))
         tokens.append(token)
         child = tree.child_with(node, token)
         if child is None:

@@ -49,7 +49,12 @@ def support_keys(supports: "Supports", num_nodes: int) -> Keys:
     Raises WireError if supports from the wire are none of a tree of `num_nodes`.
     """
     nodes, lengths, token_ids = supports.nodes, supports.lengths, supports.token_ids
-    if len(nodes) != len(lengths) or lengths.min(initial=1) < 1 or int(lengths.sum()) != len(token_ids):
+    if (
+        len(nodes) == 0
+        or len(nodes) != len(lengths)
+        or lengths.min(initial=1) < 1
+        or int(lengths.sum()) != len(token_ids)
+    ):
         raise WireError("the lengths of supports do not add up")
     if len(nodes) and (nodes[0] < 0 or nodes[-1] >= num_nodes or (nodes[1:] <= nodes[:-1]).any()):
         raise WireError("the nodes of supports do not ascend within the tree")

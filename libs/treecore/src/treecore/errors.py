@@ -10,6 +10,7 @@ Unreachable         a message reached nobody
 WireError           bytes that are no message of ours
 StateMissing        a worker lacks the tokens that a step builds on
 OutOfBlocks         the KV cache has no room for this step
+ModelFailed         a forward gave no numbers
 """
 
 from typing import ClassVar
@@ -84,3 +85,9 @@ class OutOfBlocks(EspalierError):
     """The KV cache cannot hold this step; nothing was changed."""
 
     code = "out_of_blocks"
+
+
+class ModelFailed(EspalierError):
+    """A forward of the model gave NaN: its weights are broken, or beyond the range of the number format."""
+
+    code = "model_failed"

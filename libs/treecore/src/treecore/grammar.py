@@ -117,7 +117,11 @@ class GrammarCompiler:
 
     def start(self, grammar: Grammar) -> "GrammarState":
         """The state of one request. Takes milliseconds for what passed `check`. Raises InvalidRequest."""
-        return GrammarState(self._vocabulary, to_lark(grammar))
+        try:
+            source = to_lark(grammar)
+        except (ArithmeticError, ValueError, RecursionError) as error:  # numbers and depths that nobody expects
+            raise InvalidRequest(f"the grammar cannot be read: {error}") from error
+        return GrammarState(self._vocabulary, source)
 
     def _probe(self, state: "GrammarState") -> None:
         """Follows one branch for a few tokens: a grammar without a sentence, or too wide to parse, shows there."""
@@ -150,39 +154,42 @@ class GrammarState:
     def __init__(self, vocabulary: _Vocabulary, source: str) -> None:
         self._vocabulary = vocabulary
         self._source = source
-        self._matcher = _matcher(vocabulary, source)
-        self._held: list[int] = []  # what the matcher has consumed
+        self._restart()
 
     def masks(self, output: Sequence[int], below: Sequence[tuple[int, ...]]) -> Mask:
         """The tokens allowed behind each node: bool [n, V]. A node's tokens are output + below[i].
 
         At the grammar's end only the end tokens are allowed. Nothing is where the node's own tokens break the grammar,
-        or follow its end. Raises InvalidRequest (`grammar_failed`) if the grammar exceeds its budget of memory or
-        computation, or leads to where no token can go on. The order of nodes and earlier calls make no difference.
+        or follow its end, or lead to where the grammar cannot be followed: beyond its budget of memory or computation,
+        or to a text that no token continues. Behind the output itself (an empty path) the last two raise InvalidRequest
+        (`grammar_failed`). The order of nodes and earlier calls make no difference.
         """
         committed = output.tolist() if isinstance(output, np.ndarray) else list(output)
-        try:
-            return self._masks(committed, below)
-        except InvalidRequest:
-            self._restart()  # the budget counts what other branches computed, too
-            return self._masks(committed, below)
-
-    def _masks(self, committed: list[int], below: Sequence[tuple[int, ...]]) -> Mask:
         words = np.zeros((len(below), len(self._vocabulary.text_words)), np.uint32)
         may_end = np.zeros(len(below), np.bool_)
-        if self._reach(0, committed):
-            for node in sorted(range(len(below)), key=below.__getitem__):  # depth first: the least rollback
-                if self._reach(len(committed), list(below[node])):
-                    may_end[node] = self._fill(words[node])
+        for node in sorted(range(len(below)), key=below.__getitem__):  # depth first: the least rollback
+            may_end[node] = self._mask(committed, below[node], words[node])
         return self._vocabulary.unpacked(words, may_end)
 
-    def _reach(self, start: int, tokens: list[int]) -> bool:
-        """Brings the matcher behind held[:start] + tokens, or as far as the grammar goes (False)."""
-        shared = start + _shared_len(self._held[start:], tokens)
+    def _mask(self, output: list[int], path: tuple[int, ...], words: NDArray[np.uint32]) -> bool:
+        """Writes one node's mask, text tokens only; returns whether the grammar may end there."""
+        for is_last_try in (False, True):  # the budget counts what other branches computed, too
+            try:
+                return self._reach([*output, *path]) and self._fill(words)
+            except InvalidRequest:
+                words[:] = 0
+                self._restart()
+                if is_last_try and not path:
+                    raise
+        return False
+
+    def _reach(self, tokens: list[int]) -> bool:
+        """Brings the matcher behind `tokens`, or as far as the grammar goes (False)."""
+        shared = _shared_len(self._held, tokens)
         if shared < len(self._held):
             self._matcher.rollback(len(self._held) - shared)
             del self._held[shared:]
-        wanted = tokens[shared - start :]
+        wanted = tokens[shared:]
         spoken = list(takewhile(self._vocabulary.is_text, wanted))
         count = self._matcher.try_consume_tokens(spoken) if spoken else 0
         _raise_failure(self._matcher)
@@ -199,8 +206,8 @@ class GrammarState:
         return may_end
 
     def _restart(self) -> None:
-        self._held = []
-        self._matcher = _matcher(self._vocabulary, self._source)
+        self._held: list[int] = []  # what the matcher has consumed
+        self._matcher = _matcher(self._vocabulary, self._source)  # a copy would share the budget of its original
 
 
 def _matcher(vocabulary: _Vocabulary, source: str) -> LLMatcher:

@@ -150,8 +150,10 @@ def _refuse_unknown(part: Mapping[str, Any]) -> None:
 
 
 def _bound_multiples(parts: list[dict[str, Any]]) -> None:
-    found = [part.get("multipleOf") for part in parts]
-    multiples = [_digits(number) for number in found if isinstance(number, int | float)]
+    found = [part["multipleOf"] for part in parts if "multipleOf" in part]
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in found):
+        raise InvalidRequest("the JSON schema's multipleOf must be a number")
+    multiples = [_digits(number) for number in found]
     if sum(multiples) > _MAX_MULTIPLES or math.lcm(*multiples) > _MAX_COMMON_MULTIPLE:
         raise InvalidRequest("the JSON schema's multipleOf is too large")
 

@@ -25,12 +25,21 @@ class Paths:
     """What stands before the tokens that are to be chosen behind n nodes.
 
     committed: prompt and output, int32 or ints. below: each node's tokens below the root. masks: bool [n, V], the
-    tokens that the grammar allows behind each node, or None where there is none.
+    tokens that the grammar allows behind each node, or None where there is none. A node behind which nothing is allowed
+    is closed: no token follows it.
     """
 
     committed: Sequence[int] | Ids
     below: Sequence[tuple[int, ...]]
     masks: NDArray[np.bool_] | None = None
+
+    @property
+    def is_closed(self) -> NDArray[np.bool_]:
+        """Whether no token may follow a node, bool [n]."""
+        if self.masks is None:
+            return np.zeros(len(self.below), np.bool_)
+        is_open: NDArray[np.bool_] = self.masks.any(axis=1)
+        return ~is_open
 
     @property
     def positions(self) -> list[int]:
@@ -131,7 +140,7 @@ def top_indices(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 
 
 def _mask(rows: NDArray[np.float32], allowed: NDArray[np.bool_]) -> None:
-    """A node off the grammar allows nothing; it is never accepted, and stays as it is so that its law is one."""
+    """A closed node's row stays as it is, so that its law is one; nobody asks for it."""
     allowed = allowed | ~allowed.any(axis=1, keepdims=True)
     rows[~allowed] = -np.inf
 

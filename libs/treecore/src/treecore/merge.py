@@ -92,7 +92,7 @@ class _Union:
 
 def _prune_tries(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
     """What stays at a level follows from the levels above it alone, never from the tokens drawn there."""
-    if sum(map(len, tree.tries)) < max_nodes and int(tree.depths.max()) <= max_depth:
+    if max(sum(map(len, tree.tries)), len(tree) - 1) < max_nodes and int(tree.depths.max()) <= max_depth:
         return tree
     kept: dict[int, list[Try]] = {0: []}
     level = [0]

@@ -147,7 +147,8 @@ class VerifiedItem:
 class RefusedItem:
     """The worker could not do this item. held_len: committed tokens that it holds; the rest must be sent again.
 
-    reason: an error code of treecore.errors (`state_missing`, `out_of_blocks`, `malformed_message`).
+    reason: an error code of treecore.errors (`state_missing`, `out_of_blocks`, `malformed_message`, `model_failed`), or
+    `grammar_failed`.
     """
 
     request_id: RequestId

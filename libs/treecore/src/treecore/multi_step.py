@@ -147,6 +147,8 @@ def follow(tree: TokenTree, verified_tokens: Tokens, known: Known, is_iid: bool,
     while True:
         token = int(verified_tokens[node])
         found = known(node)
+        if nodes and token < 0 and (found is None or not found[1].any()):  # no token may follow: no bonus
+            return Accepted(tuple(nodes), tuple(tree.tokens[nodes].tolist()))
         if found is None:
             break
         token_ids, p = found
@@ -159,7 +161,7 @@ def follow(tree: TokenTree, verified_tokens: Tokens, known: Known, is_iid: bool,
         nodes.append(child)
         node = child
     if token < 0:
-        raise WireError("no token behind a leaf")
+        raise WireError("no token behind the root")
     return Accepted(tuple(nodes), (*tree.tokens[nodes].tolist(), token))
 
 

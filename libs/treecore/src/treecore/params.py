@@ -18,6 +18,7 @@ multi_step draws siblings without replacement, multi_step_iid independently.
 """
 
 MAX_LOGPROBS = 20
+_MAX_FACTOR = 1e6  # of what is added to logits or multiplied with them: the result stays a number in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class SamplingParams:
             and 0.0 <= self.top_p <= 1.0
             and 0.0 <= self.min_p <= 1.0
             and 0 <= self.seed < 2**64
-            and 0.0 < self.repetition_penalty < np.inf
-            and all(abs(penalty) < np.inf for penalty in penalties)
+            and 1 / _MAX_FACTOR <= self.repetition_penalty <= _MAX_FACTOR
+            and all(abs(penalty) <= _MAX_FACTOR for penalty in penalties)
             and len(self.bias_ids) == len(self.biases) == len(set(self.bias_ids))
             and all(token >= 0 for token in (*self.bias_ids, *self.end_token_ids))
             and self.prompt_len >= 0

@@ -13,9 +13,11 @@ from treecore.messages import DraftLaws, Supports
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens_of_nodes, most_likely
 
+_NOTHING = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
-class Litter:
+class Children:
     """Children of a node, best or first drawn first, int32 [<= width]; `law` is what they were drawn from, if so."""
 
     tokens: Ids
@@ -30,25 +32,31 @@ class Drafting:
     token_ids: Ids | None
     ssm_idx: int
 
-    def litters(self, logits: NDArray[np.float32], paths: Paths, width: int) -> list[Litter]:
+    def children(self, logits: NDArray[np.float32], paths: Paths, width: int) -> list[Children]:
         """Up to `width` children behind each of n nodes. logits: the SSM's, fp32 [n, V].
 
         `coupled` takes the best of log q + G, with the LLM's own noise; `naive` the most likely; the multi_step rules
         draw.
         """
+        rows = adjusted(logits, self.token_ids, self.params, paths)
+        return [
+            Children(_NOTHING) if is_closed else found
+            for found, is_closed in zip(self._of_rows(rows, paths, width), paths.is_closed, strict=True)
+        ]
+
+    def _of_rows(self, rows: NDArray[np.float32], paths: Paths, width: int) -> list[Children]:
         params, token_ids = self.params, self.token_ids
-        rows = adjusted(logits, token_ids, params, paths)
         if params.rule == "coupled" or params.is_greedy:
             best = best_tokens_of_nodes(rows, token_ids, params, paths.positions, width)
-            return [Litter(tokens) for tokens in best]
+            return [Children(tokens) for tokens in best]
         laws = [processed(row, token_ids, params) for row in rows]
         if params.rule == "naive":
-            return [Litter(tokens) for tokens in most_likely(laws, width)]
+            return [Children(tokens) for tokens in most_likely(laws, width)]
         drawn = [
             draw_children(law, width, params, position, self.ssm_idx)
             for law, position in zip(laws, paths.positions, strict=True)
         ]
-        return [Litter(children.tokens, ChildLaw(children.token_ids, children.q)) for children in drawn]
+        return [Children(children.tokens, ChildLaw(children.token_ids, children.q)) for children in drawn]
 
 
 def pack_laws(laws: Mapping[int, ChildLaw]) -> DraftLaws | None:

@@ -29,16 +29,19 @@ def answer_nodes(
 ) -> Answer:
     """The answer behind n nodes. logits: the LLM's, fp32 [n, V].
 
-    Where no support is given, x_t: the token that incremental decoding would choose there. supports: well-formed.
+    Where no support is given, x_t: the token that incremental decoding would choose there; -1 behind a closed node.
+    supports: well-formed.
     """
     rows = adjusted(logits, None, params, paths)
     if supports is None:
         tokens = np.concatenate(best_tokens_of_nodes(rows, None, params, paths.positions))
+        tokens[paths.is_closed] = -1
         return Answer(tokens, None, _logprobs(rows, tokens, params.num_logprobs))
     laws = {node: processed(rows[node], None, params) for node in supports.nodes.tolist()}
     tokens = _tokens(rows, laws, params, paths, supports)
+    tokens[paths.is_closed] = -1
     told = _logprobs(rows, tokens, params.num_logprobs)
-    return Answer(tokens, _masses(rows, laws, supports, wants_logprobs=told is not None), told)
+    return Answer(tokens, _masses(rows, laws, supports, paths.is_closed, wants_logprobs=told is not None), told)
 
 
 def spans(supports: Supports) -> Iterator[tuple[int, Ids]]:
@@ -62,8 +65,16 @@ def _tokens(
     return tokens
 
 
-def _masses(rows: Rows, laws: dict[int, Distribution], supports: Supports, *, wants_logprobs: bool) -> Masses:
-    p = np.concatenate([masses_at(laws[node], ids) for node, ids in spans(supports)])
+def _masses(
+    rows: Rows,
+    laws: dict[int, Distribution],
+    supports: Supports,
+    is_closed: NDArray[np.bool_],
+    *,
+    wants_logprobs: bool,
+) -> Masses:
+    """Of p at the supports; 0 behind a closed node."""
+    p = np.concatenate([masses_at(laws[node], ids) * ~is_closed[node] for node, ids in spans(supports)])
     if not wants_logprobs:
         return Masses(p, np.empty(0, np.float32))
     told = np.concatenate([logprobs(rows[node])[ids] for node, ids in spans(supports)])

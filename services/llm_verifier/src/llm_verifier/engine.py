@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.child_laws import support_keys
-from treecore.errors import EspalierError, OutOfBlocks, WireError
+from treecore.errors import EspalierError, InvalidRequest, ModelFailed, OutOfBlocks, WireError
+from treecore.law import Paths
 from treecore.messages import (
     RefusedItem,
     VerifiedItem,
@@ -60,11 +61,13 @@ class Engine:
     def _take(self, item: VerifyItem) -> _Taken | RefusedItem:
         try:
             tree = self._checked_tree(item)
-        except WireError as error:
+        except EspalierError as error:
             return refusal(item, error)
         refused = self._held.take(item)
         if refused:
             return refused
+        if item.supports is not None and not self._held.params(item.request_id).draws_drafts:
+            return refusal(item, WireError("a support for a rule that has none"))
         if not self._held.extend(item.request_id, item.tree_tokens.tolist(), item.tree_parents.tolist()):
             return refusal(item, OutOfBlocks("no room for the tree"))
         return _Taken(item, tree)
@@ -76,6 +79,9 @@ class Engine:
             if np.any(tokens < 0) or np.any(tokens >= self._vocab_size):
                 raise WireError("a token id outside the vocabulary")
         tree = join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        params = item.params
+        if params is not None and params.grammar is not None and not self._held.follows_grammars:
+            raise InvalidRequest("this model has no structured output", code="grammar_failed")
         if item.supports is not None:
             support_keys(item.supports, len(tree))
             if np.any(item.supports.token_ids >= self._vocab_size):
@@ -93,10 +99,19 @@ class Engine:
         item = entry.item
         try:
             paths = self._held.paths(item.request_id, tuple(entry.tree.paths()))
-        except EspalierError as error:  # a grammar beyond its limits
+            _check_possible(logits, paths)
+        except EspalierError as error:
             return refusal(item, error)
         answer = answer_nodes(logits, self._held.params(item.request_id), paths, item.supports)
         return VerifiedItem(item.request_id, item.step, answer.tokens, answer.masses, answer.logprobs)
+
+
+def _check_possible(logits: NDArray[np.float32], paths: Paths) -> None:
+    """Raises EspalierError where nobody can say which token follows."""
+    if np.isnan(logits.max()):
+        raise ModelFailed("the model's logits are not numbers")
+    if paths.is_closed[0]:
+        raise InvalidRequest("the output has left its grammar", code="grammar_failed")
 
 
 def _prefilled(item: VerifyItem) -> VerifiedItem:

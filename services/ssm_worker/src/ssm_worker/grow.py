@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 
 from treecore.child_laws import ChildLaw
 from treecore.errors import EspalierError, WireError
+from treecore.expand import num_nodes
 from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
 from treecore.params import SamplingParams
-from treecore.sprout import Drafting, Litter, pack_laws
+from treecore.sprout import Children, Drafting, pack_laws
+
+MAX_TREE_NODES = 4096
+"""Of a tree that a worker grows at all; managers ask for far less."""
 
 
 @dataclass(slots=True)
@@ -42,16 +46,21 @@ class _Sapling:
     def widths_left(self) -> int:
         return len(self.item.expansion) - self.level
 
-    def sprout(self, litters: Sequence[Litter]) -> None:
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are nodes to give children to."""
+        return self.widths_left > 0 and len(self.frontier) > 0
+
+    def sprout(self, families: Sequence[Children]) -> None:
         """Give each frontier node its children."""
         first = len(self.tokens) + 1
-        for node, litter in zip(self.frontier, litters, strict=True):
-            tokens = litter.tokens.tolist()
+        for node, children in zip(self.frontier, families, strict=True):
+            tokens = children.tokens.tolist()
             self.tokens += tokens
             self.parents += [node] * len(tokens)
             self.paths += [(*self.paths[node], token) for token in tokens]
-            if litter.law is not None and tokens:
-                self.laws[node] = litter.law
+            if children.law is not None and tokens:
+                self.laws[node] = children.law
         self.frontier = range(first, len(self.tokens) + 1)
         self.level += 1
 
@@ -91,8 +100,8 @@ class Grower:
     def _take(self, item: DraftItem) -> _Sapling | RefusedItem:
         if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
             return refusal(item, WireError("tokens outside the vocabulary"))
-        if any(width < 1 for width in item.expansion):
-            return refusal(item, WireError("a level without children"))
+        if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_TREE_NODES:
+            return refusal(item, WireError("a level without children, or too many of them"))
         if item.start + len(item.tokens) + len(item.expansion) - 1 > self._held.context_len:
             return refusal(item, WireError("a tree beyond the model's context"))
         return self._held.take(item) or _Sapling(item, self._held.params(item.request_id))
@@ -106,17 +115,19 @@ class Grower:
             with self._held.sampling():
                 rows = zip(growing, logits, strict=True)
                 growing = [sapling for sapling, found in rows if self._sprout(sapling, found, ssm_idx)]
-            growing = [sapling for sapling in growing if sapling.widths_left and self._put_level(sapling)]
+            growing = [sapling for sapling in growing if sapling.can_grow and self._put_level(sapling)]
 
     def _sprout(self, sapling: _Sapling, logits: NDArray[np.float32], ssm_idx: int) -> bool:
-        """One level more; False, with nothing changed, where the request's grammar gave up."""
+        """One level more; False, with nothing changed, where grammar or model gave up."""
         below = sapling.paths[sapling.frontier.start : sapling.frontier.stop]
         try:
             paths = self._held.paths(sapling.request_id, below)
         except EspalierError:
             return False
+        if np.isnan(logits.max()):
+            return False
         drafting = Drafting(sapling.params, self._head_token_ids, ssm_idx)
-        sapling.sprout(drafting.litters(logits, paths, sapling.item.expansion[sapling.level]))
+        sapling.sprout(drafting.children(logits, paths, sapling.item.expansion[sapling.level]))
         return True
 
     def _put_level(self, sapling: _Sapling) -> bool:

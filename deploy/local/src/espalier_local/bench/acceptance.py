@@ -23,7 +23,7 @@ from treecore.law import Paths
 from treecore.multi_step import supports_of, walk_multi_step
 from treecore.noise import Seed
 from treecore.params import Rule, SamplingParams
-from treecore.sprout import Drafting, Litter
+from treecore.sprout import Children, Drafting
 from treecore.tree import TokenTree, Try
 from treecore.verify import answer_nodes
 
@@ -103,8 +103,8 @@ def accepted_try(moment: Moment, params: SamplingParams) -> int | None:
     """Which of max(_WIDTHS) children behind the moment is accepted; the first k of them are those of width k."""
     paths = Paths(moment.committed, ((),))
     drafting = Drafting(params, moment.token_ids, ssm_idx=0)
-    (litter,) = drafting.litters(moment.ssm[None], paths, max(_WIDTHS))
-    path = _verify(moment, _star(moment.committed[-1], litter), params, paths)
+    (children,) = drafting.children(moment.ssm[None], paths, max(_WIDTHS))
+    path = _verify(moment, _star(moment.committed[-1], children), params, paths)
     return path.nodes[0] - 1 if path.nodes else None
 
 
@@ -118,11 +118,11 @@ def _verify(moment: Moment, tree: TokenTree, params: SamplingParams, paths: Path
     return walk_multi_step(tree, tokens, answer.masses, supports, params, len(moment.committed))
 
 
-def _star(root: int, litter: Litter) -> TokenTree:
+def _star(root: int, children: Children) -> TokenTree:
     """A root and its children, one node a draw."""
-    count = len(litter.tokens)
-    tokens = np.concatenate([np.array([root], np.int32), litter.tokens])
+    count = len(children.tokens)
+    tokens = np.concatenate([np.array([root], np.int32), children.tokens])
     parents = np.array([-1, *[0] * count], np.int32)
     tries = ((), *[(Try(0, order),) for order in range(count)])
-    laws: dict[tuple[int, int], ChildLaw] = {} if litter.law is None else {(0, 0): litter.law}
+    laws: dict[tuple[int, int], ChildLaw] = {} if children.law is None else {(0, 0): children.law}
     return TokenTree(tokens, parents, tries, laws)

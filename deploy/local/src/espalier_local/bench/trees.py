@@ -90,13 +90,13 @@ def grown(widths: Sequence[int], params: SamplingParams, ssm_idx: int) -> TokenT
     for width in widths:
         below = []
         for node, path in level:
-            (litter,) = drafting.litters(_logits(path, ssm_idx)[None], Paths(_COMMITTED, (path,)), width)
-            for token in litter.tokens.tolist():
+            (children,) = drafting.children(_logits(path, ssm_idx)[None], Paths(_COMMITTED, (path,)), width)
+            for token in children.tokens.tolist():
                 below.append((len(tokens), (*path, token)))
                 tokens.append(token)
                 parents.append(node)
-            if litter.law is not None:
-                laws[node] = litter.law
+            if children.law is not None:
+                laws[node] = children.law
         level = below
     return TokenTree.checked(np.array(tokens, np.int32), np.array(parents, np.int32), ssm_idx, pack_laws(laws))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.errors import EspalierError, OutOfBlocks, StateMissing, WireError
+from treecore.errors import EspalierError, InvalidRequest, OutOfBlocks, StateMissing, WireError
 from treecore.law import Paths
 from treecore.messages import (
     Announcement,
@@ -65,6 +65,11 @@ class HeldRequests:
         self.sample_ms = 0.0
 
     @property
+    def follows_grammars(self) -> bool:
+        """Whether requests are held to their grammars here. An SSM may do without, a verifier may not."""
+        return self._start_grammar is not None
+
+    @property
     def context_len(self) -> int:
         """Positions that the model has; every committed token and every node needs one."""
         return self._decoder.spec.context_len
@@ -114,10 +119,8 @@ class HeldRequests:
 
     def _grammar(self, item: DraftItem | VerifyItem) -> GrammarState | None:
         """The request's grammar from its start, if the item brings one."""
-        if item.params is None or item.params.grammar is None:
+        if item.params is None or item.params.grammar is None or self._start_grammar is None:
             return None
-        if self._start_grammar is None:
-            raise WireError("this worker has no grammars")
         return self._start_grammar(item.params.grammar)
 
     def params(self, request_id: RequestId) -> SamplingParams:
@@ -185,4 +188,4 @@ class HeldRequests:
 
 def refusal(item: DraftItem | VerifyItem, error: EspalierError) -> RefusedItem:
     """The item was not done because of `error`; the worker keeps what it held before, of which it promises nothing."""
-    return RefusedItem(item.request_id, item.step, 0, error.code)
+    return RefusedItem(item.request_id, item.step, 0, error.reason if isinstance(error, InvalidRequest) else error.code)

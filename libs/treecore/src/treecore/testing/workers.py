@@ -208,13 +208,13 @@ class FakeSsm(_FakeWorker):
             below = []
             for node, path in level:
                 logits = self.model.logits([*committed, *path])[None]
-                (litter,) = drafting.litters(logits, Paths(committed, (path,)), width)
-                for token in litter.tokens.tolist():
+                (children,) = drafting.children(logits, Paths(committed, (path,)), width)
+                for token in children.tokens.tolist():
                     tokens.append(token)
                     parents.append(node)
                     below.append((len(tokens), (*path, token)))
-                if litter.law is not None:
-                    laws[node] = litter.law
+                if children.law is not None:
+                    laws[node] = children.law
             level = below
         arrays = np.array(tokens, np.int32), np.array(parents, np.int32)
         return DraftedItem(item.request_id, item.step, *arrays, pack_laws(laws))

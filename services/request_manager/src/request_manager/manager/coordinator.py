@@ -21,7 +21,7 @@ from request_manager.manager.step_record import Observer, StepRecord
 from request_manager.manager.trial import Trial
 from request_manager.manager.verifying import VerifierLink
 from treecore.accept import Accepted
-from treecore.errors import EspalierError, Overloaded, Unavailable, Unreachable, WireError
+from treecore.errors import EspalierError, InvalidRequest, Overloaded, Unavailable, Unreachable, WireError
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.merge import merge, prune
 from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyReply
@@ -31,6 +31,7 @@ from treecore.tree import TokenTree
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1
+_GRAMMAR_FAILED = "grammar_failed"
 _RELEASE_RETRY_S = 0.1
 _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
@@ -113,7 +114,7 @@ class Coordinator:
             reply = await self._verifier.ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
             return
-        except Unavailable:
+        except (Unavailable, WireError):
             self._on_lost_step(plan)
             return
         verified = perf_counter()
@@ -172,7 +173,8 @@ class Coordinator:
             request.outbox.put_nowait(Unavailable("the request does not fit into the verifier's cache"))
             return
         if self._running:  # nobody takes part: a smaller verifier took over
-            self._fail(next(iter(self._running.values())), "it does not fit into the verifier's cache")
+            too_large = Unavailable("the request failed: it does not fit into the verifier's cache")
+            self._fail(next(iter(self._running.values())), too_large)
             return
         self._ssms.flush()
         if self._verifier.owes_release:
@@ -239,13 +241,18 @@ class Coordinator:
     def _drop(self, request: Request, reason: str) -> None:
         """An answer that cannot be used; the step is planned again, but not for ever."""
         self._observer.on_dropped(reason)
+        if reason == _GRAMMAR_FAILED:
+            self._fail(
+                request, InvalidRequest("the output cannot follow its grammar any further", code=_GRAMMAR_FAILED)
+            )
+            return
         request.num_fruitless += 1
         if request.num_fruitless > _MAX_FRUITLESS:
-            self._fail(request, f"the verifier cannot serve it ({reason})")
+            self._fail(request, Unavailable(f"the request failed: the verifier cannot serve it ({reason})"))
 
-    def _fail(self, request: Request, reason: str) -> None:
-        log_event(logger, logging.WARNING, "request failed", request_id=request.request_id, reason=reason)
-        request.outbox.put_nowait(Unavailable(f"the request failed: {reason}"))
+    def _fail(self, request: Request, error: EspalierError) -> None:
+        log_event(logger, logging.WARNING, "request failed", request_id=request.request_id, error=error)
+        request.outbox.put_nowait(error)
         self._forget(request)
 
     def _commit_trial(self, trial: Trial, answer: VerifiedItem, worker: Worker) -> list[Accepted]:

@@ -166,14 +166,20 @@ class Drafter:
                 continue
             self._held[item.request_id] = wish.end
             try:
-                trees[item.request_id] = self._tree(wish.request.committed[wish.end - 1], item)
+                trees[item.request_id] = self._tree(wish, item)
             except WireError as error:
                 log_event(logger, logging.WARNING, "draft is no tree", worker_id=self.worker.worker_id, error=error)
         return Drafts(trees, reply.forward_ms, reply.sample_ms)
 
-    def _tree(self, root: int, item: DraftedItem) -> TokenTree:
-        if np.any(item.tokens >= self._link.worker.announcement.vocab_size):
-            raise WireError("a token id outside the vocabulary")  # the verifier would refuse the whole item for it
-        if item.laws is not None and np.any(item.laws.supports.token_ids >= self._link.worker.announcement.vocab_size):
+    def _tree(self, wish: DraftWish, item: DraftedItem) -> TokenTree:
+        """Raises WireError for a tree that the verifier would refuse, or that was not made by the request's rule."""
+        vocab_size = self._link.worker.announcement.vocab_size
+        if np.any(item.tokens >= vocab_size):
+            raise WireError("a token id outside the vocabulary")
+        if item.laws is not None and np.any(item.laws.supports.token_ids >= vocab_size):
             raise WireError("a draft law of tokens outside the vocabulary")
+        draws = wish.request.generation.params.draws_drafts and len(item.tokens) > 0
+        if (item.laws is not None) != draws:
+            raise WireError("draws without laws, or laws of what was not drawn")
+        root = wish.request.committed[wish.end - 1]
         return join_tree(root, item.tokens, item.parents, self._link.ssm_idx, item.laws)

@@ -5,6 +5,7 @@ cache is there. Every SSM contributes one tree a request.
 """
 
 import asyncio
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ class SsmPool:
         self._owner = owner
         self._drafters: dict[WorkerId, Drafter] = {}
         self._num_drafters = 0
-        self._ssm_idx: dict[str, int] = {}
         self._placed: dict[tuple[RequestId, str], WorkerId] = {}
 
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Round:
@@ -106,7 +106,7 @@ class SsmPool:
             if live.get(worker_id) is not drafter.worker:
                 self._drafters.pop(worker_id).close()
         for worker_id in live.keys() - self._drafters.keys():
-            ssm_idx = self._ssm_idx.setdefault(live[worker_id].announcement.name, len(self._ssm_idx))
+            ssm_idx = zlib.crc32(live[worker_id].announcement.name.encode())  # the same wherever and whenever it runs
             self._num_drafters += 1
             owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
             self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx))

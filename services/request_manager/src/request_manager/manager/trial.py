@@ -18,7 +18,7 @@ from treecore.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class StepTokens:
     """Tokens that a step adds to the output, and their log-probs if they were asked for."""
 
     path: Accepted
@@ -55,7 +55,7 @@ class Trial:
             self._supports,
         )
 
-    def judge(self, answer: VerifiedItem, vocab_size: int) -> Yield | None:
+    def judge(self, answer: VerifiedItem, vocab_size: int) -> StepTokens | None:
         """The tokens that the answer yields, at least one; None for a chunk of the prompt, which yields none.
 
         Raises WireError if the answer is not one to the question.
@@ -69,16 +69,18 @@ class Trial:
             request = self.request
             params, committed_len = request.generation.params, request.committed_len
             path = walk_multi_step(self.tree, answer.tokens, answer.masses, self._supports, params, committed_len)
-        return Yield(path, self._told(path, answer))
+        return StepTokens(path, self._told(path, answer))
 
     def _check(self, answer: VerifiedItem, vocab_size: int) -> None:
         """A token of the vocabulary for each node, masses and log-probs where they were asked for."""
         least = np.zeros(len(self.tree) if self.item.is_complete else 0, np.int32)
+        if self.request.generation.params.grammar is not None:
+            least[1:] = -1  # a node behind which its grammar allows nothing
         if self._supports is not None:
             least[self._supports.nodes] = -1
         if len(answer.tokens) != len(least) or np.any((answer.tokens < least) | (answer.tokens >= vocab_size)):
             raise WireError("not a token of the vocabulary for each node")
-        if self.item.is_complete and not (self._has_masses(answer) and self._has_logprobs(answer)):
+        if self.item.is_complete and not (self._has_masses(answer) and self._has_logprobs(answer, vocab_size)):
             raise WireError("masses or log-probs of the wrong number")
 
     def _has_masses(self, answer: VerifiedItem) -> bool:
@@ -87,7 +89,7 @@ class Trial:
         num_told = len(self._supports.token_ids)
         return answer.masses is not None and len(answer.masses.logprobs) in (0, num_told)
 
-    def _has_logprobs(self, answer: VerifiedItem) -> bool:
+    def _has_logprobs(self, answer: VerifiedItem, vocab_size: int) -> bool:
         told = answer.logprobs
         if self.request.generation.params.num_logprobs is None:
             return told is None
@@ -95,17 +97,21 @@ class Trial:
             told is not None
             and len(told.chosen) == len(self.tree)
             and len(told.top) == len(told.top_ids)
-            and len(told.top) % len(told.chosen) == 0
+            and len(told.top) == len(told.chosen) * min(self.request.generation.params.num_logprobs, vocab_size)
+            and not np.any((told.top_ids < 0) | (told.top_ids >= vocab_size))
             and (answer.masses is None or len(answer.masses.logprobs) == len(answer.masses.p))
         )
 
     def _told(self, path: Accepted, answer: VerifiedItem) -> tuple[TokenLogprob, ...]:
-        """An entry for each token: the one chosen behind the root, behind the first accepted node, and so on."""
+        """An entry for each token: the one chosen behind the root, behind the first accepted node, and so on.
+
+        There is one token fewer than nodes where none may follow the last one.
+        """
         if answer.logprobs is None:
             return ()
         told, width = answer.logprobs, len(answer.logprobs.top) // len(answer.logprobs.chosen)
         entries = []
-        for node, token in zip((0, *path.nodes), path.tokens, strict=True):
+        for node, token in zip((0, *path.nodes), path.tokens, strict=False):
             span = slice(node * width, (node + 1) * width)
             top = zip(told.top_ids[span].tolist(), told.top[span].tolist(), strict=True)
             entries.append(TokenLogprob(self._logprob(answer, node, token), tuple(top)))

@@ -55,11 +55,13 @@ class VerifierLink:
     async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply:
         """The answer. Asking again is always safe.
 
-        Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked.
+        Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked,
+        WireError if the question is too large for a message.
         """
         request = VerifyRequest(self._owner_at(worker), tuple(self._released), tuple(items))
+        body = encode(request)
         try:
-            reply = decode(await self._exchange(worker, encode(request)), VerifyReply)
+            reply = decode(await self._exchange(worker, body), VerifyReply)
         except (Unavailable, WireError) as error:
             log_event(logger, logging.WARNING, "step not verified", worker_id=worker.worker_id, error=error)
             self._registry.lose(worker.worker_id)
