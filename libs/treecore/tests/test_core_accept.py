@@ -74,3 +74,9 @@ def test_a_match_below_a_rejected_node_does_not_count() -> None:
     tree = chain([0, 5, 6])
     accepted = walk(tree, np.array([4, 6, 8], np.int32))
     assert (accepted.nodes, accepted.tokens) == ((), (4,))
+
+
+def test_a_node_that_nothing_may_follow_ends_the_walk_without_a_bonus() -> None:
+    """A closed node behind an accepted run: its token counts, and no other comes."""
+    accepted = walk(chain([9, 4, 5, 6]), np.array([4, 5, -1, 7], np.int32))
+    assert (accepted.nodes, accepted.tokens) == ((1, 2), (4, 5))

@@ -334,3 +334,23 @@ def test_wild_requests_never_break_the_engine(decoder: Decoder, requests: list[V
         assert all(isinstance(entry, RefusedItem) for entry in reply.refused)
     assert step(verifier, item([1, 2, 3]), owner="sound").refused == ()
     assert step(verifier, released=("r",), owner="sound").blocks.used == 0
+
+
+def test_a_model_that_gives_no_numbers_fails_its_requests_only(tmp_path: Path) -> None:
+    """NaN in the logits: a typed refusal, and the worker lives."""
+    broken = load_decoder(write_tiny_llama(tmp_path / "nan"), dtype="float32")
+    broken._weights.norm.gain.fill_(float("nan"))
+    verifier = engine(broken)
+    for params in (GREEDY, SAMPLED, WILD):
+        reply = step(verifier, item([1, 2, 3], params=params), owner=str(params))
+        assert [entry.reason for entry in reply.refused] == ["model_failed"]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_supports_are_for_rules_that_draw(decoder: Decoder, params: SamplingParams) -> None:
+    """A support for another rule, or one of no nodes, is refused; nobody dies of it."""
+    some = Supports(*(np.array(values, np.int32) for values in ([0], [1], [5])))
+    none = Supports(*(np.empty(0, np.int32) for _ in range(3)))
+    for supports in (some, none):
+        reply = step(engine(decoder), item([1, 2, 3], params=params, supports=supports))
+        assert [entry.reason for entry in reply.refused] == ["malformed_message"]

@@ -1,6 +1,7 @@
 """One request, one SSM worker and one verifier as the coordinator holds them, each alone."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from request_manager.manager.testing import running_stage
 from request_manager.manager.verifying import VerifierLink
 from treecore.errors import Unavailable, Unreachable
 from treecore.expand import NO_DRAFT, Expansion
-from treecore.messages import RequestId, WorkerId
+from treecore.messages import DraftedItem, DraftItem, RefusedItem, RequestId, WorkerId
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.testing.bus import Call, FakeBus, Fate, Verdict, fail_nth
-from treecore.testing.scripted import ScriptedModel
+from treecore.testing.scripted import ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSsm, FakeVerifier
 
 LLM = ScriptedModel(20)
@@ -221,3 +222,18 @@ async def test_a_request_does_not_pay_for_a_verifier_that_nobody_can_reach() -> 
         outcome = await stage.outcome(Generation(RequestId("r"), np.array([1, 2, 4], np.int32), GREEDY, 3))
     assert len(outcome.tokens) == 3
     assert len(refused) == 10
+
+
+async def test_laws_of_what_was_not_drawn_are_no_draft() -> None:
+    """A stale SSM that draws for a greedy request: its tree is left out, and the tokens stay greedy."""
+
+    class Drawing(FakeSsm):
+        def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
+            drawn = None if item.params is None else replace(item.params, temperature=1.0, rule="multi_step")
+            return super()._draft(replace(item, params=drawn), ssm_idx)
+
+    asked = Generation(RequestId("r"), np.array([1, 2, 4], np.int32), GREEDY, 12)
+    async with running_stage(FakeVerifier(LLM, WorkerId("v"), "llm"), Drawing(LLM, WorkerId("s"), "ssm")) as stage:
+        outcome = await stage.outcome(asked)
+        assert stage.recorder.dropped["no_draft"] > 0
+    assert outcome.tokens == decode_alone(LLM, [1, 2, 4], GREEDY, 12)[0]

@@ -38,8 +38,8 @@ class Paths:
         """Whether no token may follow a node, bool [n]."""
         if self.masks is None:
             return np.zeros(len(self.below), np.bool_)
-        is_open: NDArray[np.bool_] = self.masks.any(axis=1)
-        return ~is_open
+        is_closed: NDArray[np.bool_] = np.logical_not(self.masks.any(axis=1))
+        return is_closed
 
     @property
     def positions(self) -> list[int]:

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from treecore.params import Rule, SamplingParams
 from treecore.sprout import Children, Drafting
 from treecore.tree import TokenTree, Try
 from treecore.verify import answer_nodes
-
-if TYPE_CHECKING:
-    pass
 
 _RULES: tuple[Rule, ...] = get_args(Rule)
 _WIDTHS = (1, 2, 3, 5)
