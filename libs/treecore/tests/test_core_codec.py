@@ -130,10 +130,10 @@ every_message = st.one_of(
         worker_ids,
         st.sampled_from(["ssm", "verifier"]),
         texts,
-        counts,
-        counts,
-        tuples(counts),
-        blocks,
+        st.integers(1000, 2**31 - 1),
+        st.integers(1, 2**31 - 1),
+        tuples(st.integers(0, 999)),
+        st.builds(BlockUsage, counts, counts, counts, st.integers(1, 64)),
         st.booleans(),
     ),
     st.builds(Hello, texts),
@@ -347,3 +347,16 @@ def test_decoded_arrays_are_the_receivers_own() -> None:
     found = decode(encode(reply), VerifyReply).items[0].tokens
     found[0] = 9
     assert found.tolist() == [9, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("idx", "value"), [(3, 0), (3, -1), (4, 0), (5, [-5]), (5, [20]), (6, [1, 0, 1, 0]), (6, [-1, 0, 1, 8])]
+)
+def test_impossible_announcements_are_refused(idx: int, value: object) -> None:
+    """Nobody plans with a model that cannot be: no vocabulary, no context, ends outside of it, blocks of no length."""
+    good = Announcement(WorkerId("v"), "verifier", "llm", 20, 99, (3,), BlockUsage(1, 0, 1, 8), False)
+    parts = msgpack.unpackb(encode(good))
+    assert decode(msgpack.packb(parts), Announcement) == good
+    parts[2 + idx] = value
+    with pytest.raises(WireError):
+        decode(msgpack.packb(parts), Announcement)

@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from treecore.codec import decode, encode
+from treecore.codec import MAX_PAYLOAD_BYTES, decode, encode
 from treecore.errors import Unavailable, WireError
 from treecore.messages import (
     ANNOUNCE,
@@ -135,6 +136,26 @@ async def test_a_step_that_crashes_ends_the_process_with_its_error() -> None:
             await asyncio.wait_for(serving, SOON_S)
         assert (await audience.next()).leaving
         asking.cancel()
+
+
+async def test_a_reply_too_large_for_a_message_is_refused_and_the_worker_lives() -> None:
+    """More was asked for than a message can hold: no answer to that, and the next step as always."""
+    me = worker()
+
+    def step(request: VerifyRequest) -> VerifyReply:
+        reply = me.step(request)
+        if request.owner != "greedy for more":
+            return reply
+        tokens = np.zeros(MAX_PAYLOAD_BYTES, np.int32)
+        return replace(reply, items=(replace(reply.items[0], tokens=tokens),))
+
+    bus = FakeBus()
+    async with served(bus, step) as (audience, _, _serving):
+        await audience.next()
+        huge = await bus.request(SUBJECT, encode(replace(question(), owner="greedy for more")), LONG_S)
+        with pytest.raises(WireError):
+            decode(huge, VerifyReply)
+        assert decode(await bus.request(SUBJECT, encode(question()), LONG_S), VerifyReply).items
 
 
 async def test_steps_are_computed_one_after_another() -> None:

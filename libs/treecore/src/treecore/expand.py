@@ -8,6 +8,8 @@ from treecore.errors import InvalidRequest
 Expansion = NewType("Expansion", tuple[int, ...])
 
 NO_DRAFT = Expansion(())
+MAX_WORKER_NODES = 4096
+"""Of a tree that a worker takes on at all; managers ask for far less."""
 
 
 def expansion(widths: Sequence[int], max_nodes: int) -> Expansion:

@@ -16,7 +16,7 @@ from treecore.params import SamplingParams
 Row = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-_MIN_TEMPERATURE = np.finfo(np.float32).tiny  # what fp32 would round to 0 is as good as greedy
+_TINY = np.finfo(np.float32).tiny  # what fp32 would round to 0: as good as greedy, for a temperature
 _FIRST_LOOK = 64
 
 
@@ -109,7 +109,7 @@ def processed(row: Row, token_ids: Ids | None, params: SamplingParams) -> Distri
         return Distribution(ids, row)
     law = Distribution(ids, _scaled(row, params.temperature))
     if params.min_p > 0.0:
-        law = keep(law, np.flatnonzero(law.logp >= np.log(np.float32(params.min_p))))  # the best is at 0
+        law = keep(law, np.flatnonzero(law.logp >= np.log(max(np.float32(params.min_p), _TINY))))  # the best is at 0
     if 0 < params.top_k < len(law.logp):
         law = keep(law, top_indices(law.logp, params.top_k))
     if params.top_p < 1.0:
@@ -187,7 +187,7 @@ def _columns(ids: Ids, token_ids: Ids | None) -> tuple[NDArray[np.intp], NDArray
 def _scaled(row: Row, temperature: float) -> Row:
     """(row - max) / temperature: the best token is at 0, so that no temperature, however small, makes inf - inf."""
     with np.errstate(over="ignore"):
-        scaled: Row = (row - row.max()) / max(np.float32(temperature), _MIN_TEMPERATURE)
+        scaled: Row = (row - row.max()) / max(np.float32(temperature), _TINY)
     return scaled
 
 

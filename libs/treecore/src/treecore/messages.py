@@ -195,7 +195,7 @@ class BlockUsage:
 class Announcement:
     """Worker -> everyone, periodically and when asked: I am here and can step. `leaving` is the last one.
 
-    name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own.
+    name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. Raises ValueError for no model's.
     """
 
     worker_id: WorkerId
@@ -206,6 +206,15 @@ class Announcement:
     eos_token_ids: tuple[int, ...]
     blocks: BlockUsage
     leaving: bool
+
+    def __post_init__(self) -> None:
+        is_possible = (
+            min(self.vocab_size, self.context_len, self.blocks.block_len) >= 1
+            and min(self.blocks.free, self.blocks.used, self.blocks.total) >= 0
+            and all(0 <= token < self.vocab_size for token in self.eos_token_ids)
+        )
+        if not is_possible:
+            raise ValueError(f"impossible announcement: {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from treecore.child_laws import support_keys
 from treecore.errors import EspalierError, InvalidRequest, ModelFailed, OutOfBlocks, WireError
+from treecore.expand import MAX_WORKER_NODES
 from treecore.law import Paths
 from treecore.messages import (
     RefusedItem,
@@ -75,6 +76,8 @@ class Engine:
     def _checked_tree(self, item: VerifyItem) -> TokenTree:
         if len(item.tokens) == 0 or item.start < 0:
             raise WireError("an item without committed tokens")
+        if len(item.tree_tokens) >= MAX_WORKER_NODES:
+            raise WireError(f"a tree of more than {MAX_WORKER_NODES} nodes")
         for tokens in (item.tokens, item.tree_tokens):
             if np.any(tokens < 0) or np.any(tokens >= self._vocab_size):
                 raise WireError("a token id outside the vocabulary")

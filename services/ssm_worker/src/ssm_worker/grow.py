@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from treecore.child_laws import ChildLaw
 from treecore.errors import EspalierError, WireError
-from treecore.expand import num_nodes
+from treecore.expand import MAX_WORKER_NODES, num_nodes
 from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
 from treecore.params import SamplingParams
 from treecore.sprout import Children, Drafting, pack_laws
-
-MAX_TREE_NODES = 4096
-"""Of a tree that a worker grows at all; managers ask for far less."""
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class Grower:
     def _take(self, item: DraftItem) -> _Sapling | RefusedItem:
         if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
             return refusal(item, WireError("tokens outside the vocabulary"))
-        if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_TREE_NODES:
+        if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_WORKER_NODES:
             return refusal(item, WireError("a level without children, or too many of them"))
         if item.start + len(item.tokens) + len(item.expansion) - 1 > self._held.context_len:
             return refusal(item, WireError("a tree beyond the model's context"))

@@ -55,11 +55,16 @@ async def take_steps(bus: Bus, me: Announcement, kind: type[StepRequest], step: 
             log_event(logger, logging.WARNING, "step refused", error=error)
             return NO_MESSAGE
         try:
-            return encode(step(request))
+            reply = step(request)
         except Exception as error:  # a bug of ours: state may be broken, so the process ends and starts afresh
             if not crashed.done():
                 crashed.set_exception(error)
             return None
+        try:
+            return encode(reply)
+        except WireError as error:  # more than a message can hold was asked for
+            log_event(logger, logging.WARNING, "reply not sent", error=error)
+            return NO_MESSAGE
 
     await bus.subscribe(step_subject(me.kind, me.worker_id), answer)
     log_event(logger, logging.INFO, "worker ready", worker_id=me.worker_id, model=me.name)

@@ -159,16 +159,19 @@ def _params(fields: GenerationRequest, seed: Seed, card: ModelCard, arrival: Arr
         bias_ids=bias_ids,
         biases=tuple(fields.logit_bias.values()),
         min_tokens=fields.min_tokens,
-        end_token_ids=_end_token_ids(fields, card),
+        end_token_ids=_end_token_ids(fields, card, arrival.grammar),
         num_logprobs=fields.num_logprobs,
         grammar=arrival.grammar,
         rule=fields.espalier.verification or arrival.rule,
     )
 
 
-def _end_token_ids(fields: GenerationRequest, card: ModelCard) -> tuple[int, ...]:
-    """The model's, unless the client ignores them, then the client's own; each once."""
-    eos_token_ids = () if fields.ignore_eos else card.eos_token_ids
+def _end_token_ids(fields: GenerationRequest, card: ModelCard, grammar: Grammar | None) -> tuple[int, ...]:
+    """The model's, unless the client ignores them, then the client's own; each once.
+
+    A grammar's end is an end whatever the client ignores: behind it no token could follow.
+    """
+    eos_token_ids = () if fields.ignore_eos and grammar is None else card.eos_token_ids
     return tuple(dict.fromkeys((*eos_token_ids, *fields.stop_token_ids)))
 
 
