@@ -18,15 +18,12 @@ from treecore.messages import (
     BlockUsage,
     DraftedItem,
     DraftItem,
-    DraftLaws,
     DraftReply,
     DraftRequest,
     Hello,
     Logprobs,
-    Masses,
     RefusedItem,
     RequestId,
-    Supports,
     VerifiedItem,
     VerifyItem,
     VerifyReply,
@@ -35,6 +32,7 @@ from treecore.messages import (
 )
 from treecore.noise import Seed
 from treecore.params import Grammar, SamplingParams
+from treecore.sparse import DraftLaws, Masses, Supports
 
 texts = st.text(max_size=12)
 request_ids = texts.map(RequestId)

@@ -16,8 +16,8 @@ from treecore import merge as merging
 from treecore.accept import Accepted
 from treecore.child_laws import ChildLaw
 from treecore.merge import merge, prune
-from treecore.messages import DraftLaws, Supports
 from treecore.multi_step import Attempt, follow, supports_of
+from treecore.sparse import DraftLaws, Supports
 from treecore.testing.fates import Fate, outcomes, random_law
 from treecore.tree import TokenTree
 

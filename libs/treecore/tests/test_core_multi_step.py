@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from treecore.accept import Accepted
 from treecore.errors import WireError
 from treecore.law import Distribution
-from treecore.messages import DraftLaws, Masses, Supports
 from treecore.multi_step import masses_at, outside_draw, shrunk, supports_of, walk_multi_step
 from treecore.noise import Seed
 from treecore.params import SamplingParams
+from treecore.sparse import DraftLaws, Masses, Supports
 from treecore.tree import TokenTree
 
 NO_LOGPROBS = np.empty(0, np.float32)

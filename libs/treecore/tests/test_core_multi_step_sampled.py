@@ -13,10 +13,10 @@ from treecore.accept import Accepted
 from treecore.drafts import column_at, draw_children
 from treecore.law import Distribution, processed
 from treecore.merge import merge, prune
-from treecore.messages import DraftLaws, Masses, Supports
 from treecore.multi_step import Attempt, masses_at, outside_draw, supports_of, walk_multi_step
 from treecore.noise import TOKEN_STREAM, Seed, uniform
 from treecore.params import Rule, SamplingParams
+from treecore.sparse import DraftLaws, Masses, Supports
 from treecore.testing.scripted import ScriptedModel
 from treecore.tree import TokenTree
 

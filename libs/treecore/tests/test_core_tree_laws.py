@@ -13,10 +13,10 @@ from treecore.errors import WireError
 from treecore.expand import num_nodes
 from treecore.law import Distribution
 from treecore.merge import merge, prune
-from treecore.messages import DraftLaws, Supports
 from treecore.multi_step import supports_of
 from treecore.noise import Seed
 from treecore.params import Rule, SamplingParams
+from treecore.sparse import DraftLaws, Supports
 from treecore.tree import TokenTree, Try
 
 V = 6

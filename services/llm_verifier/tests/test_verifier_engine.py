@@ -16,7 +16,6 @@ from treecore.accept import walk
 from treecore.messages import (
     RefusedItem,
     RequestId,
-    Supports,
     VerifiedItem,
     VerifyItem,
     VerifyReply,
@@ -30,6 +29,7 @@ from treecore.model.load import load_decoder
 from treecore.noise import Seed
 from treecore.params import Grammar, SamplingParams
 from treecore.sampling import best_tokens
+from treecore.sparse import Supports
 from treecore.testing.checkpoints import TINY, write_tiny_llama
 from treecore.testing.trees import random_tree
 from treecore.tree import TokenTree, chain

@@ -3,17 +3,14 @@
 Knows arrays; must not know trees, merging or acceptance.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treecore.errors import WireError
+from treecore.sparse import DraftLaws, Ids, Supports
 
-if TYPE_CHECKING:
-    from treecore.messages import DraftLaws, Supports
-
-Ids = NDArray[np.int32]
 Keys = NDArray[np.int64]
 
 _TOLERANCE = 1e-3
@@ -26,7 +23,7 @@ class ChildLaw(NamedTuple):
     q: NDArray[np.float32]
 
 
-def child_laws(laws: "DraftLaws", tokens: Ids, parents: Ids) -> dict[int, ChildLaw]:
+def child_laws(laws: DraftLaws, tokens: Ids, parents: Ids) -> dict[int, ChildLaw]:
     """The law of each node that has one; tokens, parents: of a well-formed tree.
 
     Raises WireError: nodes not ascending or out of range, lengths that do not add up, ids negative or not ascending, q
@@ -36,27 +33,19 @@ def child_laws(laws: "DraftLaws", tokens: Ids, parents: Ids) -> dict[int, ChildL
     ends = laws.supports.lengths.cumsum()
     _check_masses(laws.q, len(keys), ends)
     _check_children(keys, laws.q, tokens[1:], parents[1:])
-    starts = [0, *ends.tolist()]
-    return {
-        node: ChildLaw(laws.supports.token_ids[start:end], laws.q[start:end])
-        for node, start, end in zip(laws.supports.nodes.tolist(), starts, starts[1:], strict=False)
-    }
+    ids, q = laws.supports.token_ids, laws.q
+    return {node: ChildLaw(ids[span], q[span]) for node, span in laws.supports.spans().items()}
 
 
-def support_keys(supports: "Supports", num_nodes: int) -> Keys:
+def support_keys(supports: Supports, num_nodes: int) -> Keys:
     """(node, token) of every entry as one ascending number, int64 [sum].
 
     Raises WireError if supports from the wire are none of a tree of `num_nodes`.
     """
     nodes, lengths, token_ids = supports.nodes, supports.lengths, supports.token_ids
-    if (
-        len(nodes) == 0
-        or len(nodes) != len(lengths)
-        or lengths.min(initial=1) < 1
-        or int(lengths.sum()) != len(token_ids)
-    ):
+    if len(nodes) == 0 or len(nodes) != len(lengths) or lengths.min() < 1 or int(lengths.sum()) != len(token_ids):
         raise WireError("the lengths of supports do not add up")
-    if len(nodes) and (nodes[0] < 0 or nodes[-1] >= num_nodes or (nodes[1:] <= nodes[:-1]).any()):
+    if nodes[0] < 0 or nodes[-1] >= num_nodes or (nodes[1:] <= nodes[:-1]).any():
         raise WireError("the nodes of supports do not ascend within the tree")
     keys = _keys(nodes.repeat(lengths), token_ids)
     if len(keys) and (keys[0] < 0 or (keys[1:] <= keys[:-1]).any()):  # a negative token makes a negative key

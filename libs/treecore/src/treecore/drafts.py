@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.law import Distribution, Ids, Row, top_indices
+from treecore.law import Distribution, Row, top_indices
 from treecore.noise import DRAFT_STREAM, uniform
 from treecore.params import SamplingParams
+from treecore.sparse import Ids
 
 DRAFT_SUPPORT = 32
 

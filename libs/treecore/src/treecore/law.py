@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.params import SamplingParams
+from treecore.sparse import Ids
 
 Row = NDArray[np.float32]
-Ids = NDArray[np.int32]
+
 
 _TINY = np.finfo(np.float32).tiny  # what fp32 would round to 0: as good as greedy, for a temperature
 _FIRST_LOOK = 64

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from treecore.expand import Expansion
 from treecore.params import SamplingParams
+from treecore.sparse import DraftLaws, Masses, Supports
 from treecore.tree import TokenTree
 
 RequestId = NewType("RequestId", str)
@@ -21,31 +22,6 @@ WorkerKind = Literal["ssm", "verifier"]
 
 Tokens = NDArray[np.int32]
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Supports:
-    """A few tokens at each of m nodes: nodes int32 [m] (0 is the root), lengths int32 [m], token_ids int32 [sum]."""
-
-    nodes: Tokens
-    lengths: Tokens
-    token_ids: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLaws:
-    """The laws q that an SSM drew the children of m nodes from: fp32 [sum], normalised, an entry for each token."""
-
-    supports: Supports
-    q: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Masses:
-    """The LLM's p at the supports that were asked for, fp32 [sum]; `logprobs` of the same tokens, or empty."""
-
-    p: Floats
-    logprobs: Floats
 
 
 @dataclass(frozen=True, slots=True)

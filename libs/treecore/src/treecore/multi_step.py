@@ -15,11 +15,12 @@ import numpy as np
 from treecore.accept import Accepted
 from treecore.drafts import Law, column_at, exact, law_left
 from treecore.errors import WireError
-from treecore.law import Distribution, Ids, Row, keep
-from treecore.messages import Masses, Supports, Tokens
+from treecore.law import Distribution, Row, keep
+from treecore.messages import Tokens
 from treecore.noise import ACCEPT_STREAM, RESIDUAL_STREAM, Seed, uniform
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens
+from treecore.sparse import Ids, Masses, Supports
 from treecore.tree import TokenTree
 
 Known = Callable[[int], tuple[Ids, Law] | None]
@@ -132,11 +133,9 @@ def known_masses(supports: Supports | None, masses: Masses | None) -> Known:
     if len(masses.p) != len(supports.token_ids) or not masses.p.min() >= 0.0:  # nor NaN
         raise WireError("masses that are negative, or not one for each token of the supports")
     p = masses.p.astype(np.float64)
-    ends = supports.lengths.cumsum().tolist()
-    starts = [0, *ends[:-1]]
-    if np.add.reduceat(p, starts).max() > 1.0 + _TOLERANCE:
+    spans = supports.spans()
+    if np.add.reduceat(p, [span.start for span in spans.values()]).max() > 1.0 + _TOLERANCE:
         raise WireError("masses above 1")
-    spans = dict(zip(supports.nodes.tolist(), map(slice, starts, ends), strict=True))
     return lambda node: (supports.token_ids[spans[node]], p[spans[node]]) if node in spans else None
 
 

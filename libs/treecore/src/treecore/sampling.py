@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.law import Distribution, Ids, Paths, Row, adjusted, keep, processed, top_indices
+from treecore.law import Distribution, Paths, Row, adjusted, keep, processed, top_indices
 from treecore.noise import GUMBEL_MAX, Seed, gumbel
 from treecore.params import SamplingParams
+from treecore.sparse import Ids
 
 _FIRST_LOOK = 64  # how many of the best are looked at first where a sort is needed anyway
 _NEAR = np.float32(3.0)  # tokens so close to the best have their noise drawn first: it rules out most of the rest

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from treecore.child_laws import ChildLaw
 from treecore.drafts import draw_children
-from treecore.law import Ids, Paths, adjusted, processed
-from treecore.messages import DraftLaws, Supports
+from treecore.law import Paths, adjusted, processed
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens_of_nodes, most_likely
+from treecore.sparse import DraftLaws, Ids, Supports
 
 _NOTHING = np.empty(0, np.int32)
 

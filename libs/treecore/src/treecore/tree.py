@@ -6,7 +6,7 @@ Knows the shape and who proposed what; must not know how trees are drafted, veri
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from treecore import topology
 from treecore.child_laws import ChildLaw, child_laws
 from treecore.errors import WireError
-
-if TYPE_CHECKING:
-    from treecore.messages import DraftLaws  # which itself needs trees
+from treecore.sparse import DraftLaws
 
 
 class Try(NamedTuple):
@@ -48,7 +46,7 @@ class TokenTree:
 
     @classmethod
     def checked(
-        cls, tokens: NDArray[np.int32], parents: NDArray[np.int32], ssm_idx: int, laws: "DraftLaws | None" = None
+        cls, tokens: NDArray[np.int32], parents: NDArray[np.int32], ssm_idx: int, laws: DraftLaws | None = None
     ) -> "TokenTree":
         """A tree as it came over the wire from one SSM; raises WireError if it is no tree, or not one of its laws.
 

@@ -1,16 +1,16 @@
 """The LLM's answer behind every node of a tree, by rule (architecture section 5). Pure: logits in, wire values out."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.law import Distribution, Ids, Paths, adjusted, logprobs, processed, top_indices
-from treecore.messages import Logprobs, Masses, Supports, Tokens
+from treecore.law import Distribution, Paths, adjusted, logprobs, processed, top_indices
+from treecore.messages import Logprobs, Tokens
 from treecore.multi_step import masses_at, outside_draw
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens_of_nodes
+from treecore.sparse import Masses, Supports
 
 Rows = NDArray[np.float32]
 
@@ -44,13 +44,6 @@ def answer_nodes(
     return Answer(tokens, _masses(rows, laws, supports, paths.is_closed, wants_logprobs=told is not None), told)
 
 
-def spans(supports: Supports) -> Iterator[tuple[int, Ids]]:
-    """(node, its tokens) of each support."""
-    ends = supports.lengths.cumsum().tolist()
-    for node, start, end in zip(supports.nodes.tolist(), [0, *ends], ends, strict=False):
-        yield node, supports.token_ids[start:end]
-
-
 def _tokens(
     rows: Rows, laws: dict[int, Distribution], params: SamplingParams, paths: Paths, supports: Supports
 ) -> Tokens:
@@ -60,8 +53,8 @@ def _tokens(
     if plain:
         chosen = best_tokens_of_nodes(rows[plain], None, params, [positions[node] for node in plain])
         tokens[plain] = np.concatenate(chosen)
-    for node, ids in spans(supports):
-        tokens[node] = outside_draw(laws[node], ids, params, positions[node])
+    for node, span in supports.spans().items():
+        tokens[node] = outside_draw(laws[node], supports.token_ids[span], params, positions[node])
     return tokens
 
 
@@ -74,10 +67,11 @@ def _masses(
     wants_logprobs: bool,
 ) -> Masses:
     """Of p at the supports; 0 behind a closed node."""
-    p = np.concatenate([masses_at(laws[node], ids) * ~is_closed[node] for node, ids in spans(supports)])
+    parts = [(node, supports.token_ids[span]) for node, span in supports.spans().items()]
+    p = np.concatenate([masses_at(laws[node], ids) * ~is_closed[node] for node, ids in parts])
     if not wants_logprobs:
         return Masses(p, np.empty(0, np.float32))
-    told = np.concatenate([logprobs(rows[node])[ids] for node, ids in spans(supports)])
+    told = np.concatenate([logprobs(rows[node])[ids] for node, ids in parts])
     return Masses(p, told.astype(np.float32))
 
 

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier_local.system import SystemConfig
-from treecore.law import Distribution, Ids, processed
+from treecore.law import Distribution, processed
 from treecore.messages import RequestId, VerifyItem
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens
+from treecore.sparse import Ids
 
 if TYPE_CHECKING:
     from treecore.model.held import HeldRequests

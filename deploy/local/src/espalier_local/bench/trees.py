@@ -20,10 +20,11 @@ from treecore.accept import walk
 from treecore.child_laws import ChildLaw
 from treecore.law import Paths
 from treecore.merge import merge, prune
-from treecore.messages import Masses, Supports, Tokens
+from treecore.messages import Tokens
 from treecore.multi_step import supports_of, walk_multi_step
 from treecore.noise import Seed
 from treecore.params import Rule, SamplingParams
+from treecore.sparse import Masses, Supports
 from treecore.sprout import Drafting, pack_laws
 from treecore.tree import TokenTree
 

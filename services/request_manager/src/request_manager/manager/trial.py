@@ -121,8 +121,7 @@ class Trial:
         """Of a token in the node's support, or of the one that the verifier itself chose behind the node."""
         assert answer.logprobs is not None
         if self._supports is not None and answer.masses is not None and token != answer.tokens[node]:
-            before = int(self._supports.lengths[self._supports.nodes < node].sum())
-            length = int(self._supports.lengths[self._supports.nodes == node].sum())
-            ids = self._supports.token_ids[before : before + length]
-            return float(answer.masses.logprobs[before + int(ids.searchsorted(token))])
+            span = self._supports.spans()[node]
+            column = int(self._supports.token_ids[span].searchsorted(token))
+            return float(answer.masses.logprobs[span.start + column])
         return float(answer.logprobs.chosen[node])
