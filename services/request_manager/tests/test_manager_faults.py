@@ -294,6 +294,7 @@ async def test_a_broken_ssm_harms_nobody() -> None:
     wild = WildSsm(SSM, WorkerId("wild"), "wild", SIZE)
     async with running_stage(verifier(), wild, ssm()) as stage:
         await check_all(stage, [generation(idx, max_tokens=40) for idx in range(4)])
+        assert stage.recorder.dropped["malformed_message"] > 0
         assert all(
             record.num_drafted <= record.num_requests * (POLICY.max_tree_nodes - 1) for record in stage.recorder.steps
         )

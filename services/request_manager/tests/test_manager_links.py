@@ -10,7 +10,7 @@ from request_manager.contract import Generation, TokenDelta
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, DraftWish
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
-from request_manager.manager.testing import running_stage
+from request_manager.manager.testing import Recorder, running_stage
 from request_manager.manager.verifying import VerifierLink
 from treecore.errors import Unavailable, Unreachable
 from treecore.expand import NO_DRAFT, Expansion
@@ -80,7 +80,7 @@ async def drafter_on(bus: FakeBus) -> tuple[Drafter, FakeSsm]:
     """A drafter and the SSM worker that it talks to."""
     ssm = FakeSsm(LLM, WorkerId("s"), "ssm")
     await ssm.attach(bus)
-    return Drafter(DraftLink(bus, "me", Worker(ssm.announcement(), 0.0), 0)), ssm
+    return Drafter(DraftLink(bus, "me", Worker(ssm.announcement(), 0.0), 0, Recorder())), ssm
 
 
 def wish(one: Request, expansion: Expansion = ONE) -> DraftWish:

@@ -13,7 +13,7 @@ from request_manager.contract import Generation
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.registry import Registry, watch
 from request_manager.manager.step_record import StepRecord
-from request_manager.manager.testing import POLICY, running_stage
+from request_manager.manager.testing import POLICY, Recorder, running_stage
 from treecore.codec import MAX_PAYLOAD_BYTES, decode, encode
 from treecore.expand import Expansion
 from treecore.messages import ANNOUNCE, HELLO, BlockUsage, Hello, RequestId, WorkerId
@@ -91,7 +91,9 @@ def test_a_later_announcement_brings_later_facts() -> None:
 
 
 @asynccontextmanager
-async def watching(bus: FakeBus) -> AsyncIterator[tuple[Registry, asyncio.Queue[str]]]:
+async def watching(
+    bus: FakeBus, recorder: Recorder | None = None
+) -> AsyncIterator[tuple[Registry, asyncio.Queue[str]]]:
     """A watched registry, and the Hellos that it sends."""
     registry, hellos = Registry(asyncio.get_running_loop().time), asyncio.Queue[str]()
 
@@ -99,7 +101,7 @@ async def watching(bus: FakeBus) -> AsyncIterator[tuple[Registry, asyncio.Queue[
         hellos.put_nowait(decode(body, Hello).owner)
 
     await bus.subscribe(HELLO, on_hello)
-    task = asyncio.create_task(watch(registry, bus, "me"))
+    task = asyncio.create_task(watch(registry, bus, "me", recorder or Recorder()))
     try:
         yield registry, hellos
     finally:
@@ -109,14 +111,15 @@ async def watching(bus: FakeBus) -> AsyncIterator[tuple[Registry, asyncio.Queue[
 
 
 async def test_watching_greets_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Hello at the start and behind each reconnect; nonsense on the subject is survived."""
+    """A Hello at the start and behind each reconnect; nonsense on the subject is survived, and counted."""
     monkeypatch.setattr("request_manager.manager.registry.ANNOUNCE_INTERVAL_S", 0.0)
-    bus = FakeBus()
-    async with watching(bus) as (registry, hellos), asyncio.timeout(10):
+    bus, recorder = FakeBus(), Recorder()
+    async with watching(bus, recorder) as (registry, hellos), asyncio.timeout(10):
         assert await hellos.get() == "me"
         for body in (b"", b"nonsense", encode(Hello("x")), encode(verifier().announcement())):
             await bus.publish(ANNOUNCE, body)
         await registry.changed.wait()
+        assert recorder.dropped["malformed_message"] == 3
         bus.disconnect()
         await asyncio.sleep(0)
         bus.reconnect()

@@ -48,7 +48,8 @@ def policy_of(settings: ManagerSettings) -> Policy:
 
 def build_coordinator(bus: Bus, registry: Registry, policy: Policy, observer: Observer, owner: str) -> Coordinator:
     """A coordinator with its links to the workers."""
-    return Coordinator(registry, VerifierLink(bus, registry, owner), SsmPool(bus, registry, owner), policy, observer)
+    verifier, ssms = VerifierLink(bus, registry, owner), SsmPool(bus, registry, owner, observer)
+    return Coordinator(registry, verifier, ssms, policy, observer)
 
 
 async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
@@ -60,14 +61,15 @@ async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
     bus = NatsBus(settings.subject_prefix)
     registry = Registry(asyncio.get_running_loop().time)
     metrics = CollectorRegistry()
-    coordinator = build_coordinator(bus, registry, policy, ManagerMetrics(metrics), owner)
+    observer = ManagerMetrics(metrics)
+    coordinator = build_coordinator(bus, registry, policy, observer, owner)
     manager = LocalManager(coordinator, registry, policy.max_tree_nodes, settings.max_pause_s)
     grammars = ModelGrammars(manager, settings.model)
     app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics, grammars=grammars)
 
     async def manage() -> None:
         await bus.open(settings.nats_url, owner, stop)
-        await first_of(coordinator.run(), watch(registry, bus, owner))
+        await first_of(coordinator.run(), watch(registry, bus, owner, observer))
 
     try:
         await first_of(_http(app, listener, stop), manage())  # /health answers before the broker is there

@@ -12,8 +12,9 @@ import numpy as np
 
 from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
+from request_manager.manager.step_record import Observer
 from treecore.codec import decode, encode
-from treecore.errors import Unavailable, WireError
+from treecore.errors import EspalierError, Unavailable, WireError
 from treecore.expand import Expansion
 from treecore.messages import (
     DraftedItem,
@@ -62,6 +63,7 @@ class DraftLink:
     owner: str
     worker: Worker
     ssm_idx: int
+    observer: Observer
 
 
 class Drafter:
@@ -157,8 +159,11 @@ class Drafter:
                 reply = decode(await self._link.bus.request(subject, encode(request), _LOST_S), DraftReply)
         except (Unavailable, WireError) as error:
             log_event(logger, logging.WARNING, "no draft", worker_id=self.worker.worker_id, error=error)
+            self._count(error)
             self._released.update(request.released)
             return NOTHING
+        for refused in reply.refused:
+            self._link.observer.on_dropped(refused.reason)
         trees = {}
         for item in reply.items:
             wish = sent.get(item.request_id)
@@ -169,7 +174,13 @@ class Drafter:
                 trees[item.request_id] = self._tree(wish, item)
             except WireError as error:
                 log_event(logger, logging.WARNING, "draft is no tree", worker_id=self.worker.worker_id, error=error)
+                self._count(error)
         return Drafts(trees, reply.forward_ms, reply.sample_ms)
+
+    def _count(self, error: EspalierError) -> None:
+        """What was no message, or no tree, is counted; what never came is by the coordinator, as `no_draft`."""
+        if isinstance(error, WireError):
+            self._link.observer.on_dropped(error.code)
 
     def _tree(self, wish: DraftWish, item: DraftedItem) -> TokenTree:
         """Raises WireError for a tree that the verifier would refuse, or that was not made by the request's rule."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from request_manager.manager.step_record import Observer
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
 from treecore.messages import ANNOUNCE, HELLO, Announcement, Hello, WorkerId, WorkerKind
@@ -69,7 +70,7 @@ class Registry:
         return [worker for worker in self._workers.values() if worker.announcement.kind == kind]
 
 
-async def watch(registry: Registry, bus: Bus, owner: str) -> None:
+async def watch(registry: Registry, bus: Bus, owner: str, observer: Observer) -> None:
     """Keep the registry true until cancelled: hear announcements, ask for them, notice silence."""
 
     async def on_announcement(body: bytes) -> bytes | None:
@@ -77,6 +78,7 @@ async def watch(registry: Registry, bus: Bus, owner: str) -> None:
             registry.hear(decode(body, Announcement))
         except WireError as error:
             log_event(logger, logging.WARNING, "announcement refused", error=error)
+            observer.on_dropped(error.code)
         return None
 
     await bus.subscribe(ANNOUNCE, on_announcement)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, DraftWish
 from request_manager.manager.registry import Registry, Worker
+from request_manager.manager.step_record import Observer
 from treecore.messages import RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.tree import TokenTree
@@ -29,10 +30,11 @@ class Round:
 class SsmPool:
     """Owns the drafters and the placement of requests on them."""
 
-    def __init__(self, bus: Bus, registry: Registry, owner: str) -> None:
+    def __init__(self, bus: Bus, registry: Registry, owner: str, observer: Observer) -> None:
         self._bus = bus
         self._registry = registry
         self._owner = owner
+        self._observer = observer
         self._drafters: dict[WorkerId, Drafter] = {}
         self._num_drafters = 0
         self._placed: dict[tuple[RequestId, str], WorkerId] = {}
@@ -109,4 +111,4 @@ class SsmPool:
             ssm_idx = zlib.crc32(live[worker_id].announcement.name.encode())  # the same wherever and whenever it runs
             self._num_drafters += 1
             owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
-            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx))
+            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx, self._observer))

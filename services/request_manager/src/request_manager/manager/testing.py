@@ -100,7 +100,7 @@ class Stage:
         self.coordinator = Coordinator(
             self.registry,
             VerifierLink(self.bus, self.registry, OWNER),
-            SsmPool(self.bus, self.registry, OWNER),
+            SsmPool(self.bus, self.registry, OWNER, self.recorder),
             policy,
             self.recorder,
         )
