@@ -25,14 +25,15 @@ class Way:
 INCREMENTAL = Way("incremental", speculation=False)
 
 
-def ways(tree: tuple[int, ...]) -> tuple[Way, ...]:
-    """Incremental decoding, a sequence as deep as `tree`, and `tree`."""
-    sequence = (1,) * len(tree)
-    return (
-        INCREMENTAL,
-        Way(f"sequence {_angle(sequence)}", speculation=True, tree=sequence),
-        Way(f"tree {_angle(tree)}", speculation=True, tree=tree),
-    )
+def ways(trees: Sequence[tuple[int, ...]]) -> tuple[Way, ...]:
+    """Incremental decoding, sequences as deep as the `trees`, and these; each once."""
+    sequences = [(1,) * len(tree) for tree in trees]
+    drafted = [Way(f"{_kind(tree)} {_angle(tree)}", speculation=True, tree=tree) for tree in (*sequences, *trees)]
+    return INCREMENTAL, *dict.fromkeys(drafted)
+
+
+def _kind(tree: tuple[int, ...]) -> str:
+    return "sequence" if max(tree) == 1 else "tree"
 
 
 @dataclass(frozen=True, slots=True)

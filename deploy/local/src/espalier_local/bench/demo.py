@@ -37,4 +37,4 @@ async def _run(config: SystemConfig) -> int:
         say(f"\n> {asks[0].prompt}")
         await complete(client, await served_model(client), asks[0], lambda text: say(text, end=""))
         say(f"\n\nThe same {len(asks)} prompts, {_MAX_TOKENS} tokens each, decoded in three ways (greedy, medians):\n")
-        return show(await measure(client, asks, ways(config.tree or DEFAULT_TREE)))
+        return show(await measure(client, asks, ways([config.tree or DEFAULT_TREE])))

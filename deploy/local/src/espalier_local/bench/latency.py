@@ -27,7 +27,7 @@ def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add("--max-tokens", type=positive, default=64)
     add("--temperature", type=float, default=0.0)
     add("--seed", type=int, default=1)
-    add("--compare-tree", type=widths, default=DEFAULT_TREE, metavar="K1,K2,..", help="the tree to compare")
+    add("--compare-tree", type=widths, nargs="+", default=[DEFAULT_TREE], metavar="K1,K2,..", help="trees to compare")
     add("--url", help="a running gateway (default: start a system for this run)")
     add_system_options(parser)
     parser.set_defaults(run=run)
