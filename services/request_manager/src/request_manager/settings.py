@@ -13,7 +13,7 @@ class ManagerSettings(ServiceSettings):
     model: Path = Field(description="directory with the LLM's tokenizer and chat template")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
-    tree: str = Field("3", description="default expansion <k1..km>, for example 2,1; empty: no speculation")
+    tree: str = Field("2", description="default expansion <k1..km>, for example 2,1; empty: no speculation")
     max_tree_nodes: int = Field(64, ge=1, description="nodes of a tree, the root included")
     max_batch: int = Field(16, ge=1, description="requests in one step")
     max_waiting: int = Field(256, ge=1, description="requests that may wait; more are refused with 429")

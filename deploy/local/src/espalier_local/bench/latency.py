@@ -15,7 +15,7 @@ from espalier_local.options import add_system_options, positive, system_config, 
 from espalier_local.output import say
 from espalier_local.system import SystemConfig
 
-DEFAULT_TREE = (3,)
+DEFAULT_TREE = (2,)
 
 
 def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
