@@ -3,6 +3,7 @@
 Lengths against the context, token ids against the vocabulary and the model's name are checked in admission.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
@@ -80,9 +81,9 @@ class GenerationRequest(SamplingFields, GrammarFields):
         return None if self.max_tokens is None else ("max_tokens", self.max_tokens)
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many alternatives a token are asked for; None: no log-probabilities at all."""
-        raise NotImplementedError
 
     @property
     def wants_usage_chunk(self) -> bool:
