@@ -75,3 +75,18 @@ async def test_the_law_of_continuations_is_the_llms(rule: Rule) -> None:
     assert accepted > NUM_REQUESTS / 2
     statistic = chi_square(list(counts.values()), [law[said] for said in counts])
     assert statistic < chi_square_limit(len(law), FALSE_ALARM)
+
+
+@pytest.mark.parametrize("rule", ["multi_step", "multi_step_iid"])
+async def test_log_probs_are_the_llms_behind_each_token(rule: Rule) -> None:
+    """Of drafted tokens, of residual draws and of draws outside the support alike; drafts only decide which token."""
+    ssm = FakeSsm(AgreeingModel(LLM, ScriptedModel(V, 7, spread=1.5), 0.5), WorkerId("s"), "ssm")
+    async with running_stage(FakeVerifier(LLM, WorkerId("v"), "llm"), ssm) as stage:
+        for seed in range(20):
+            wanted = asked(seed, rule)
+            outcome = await stage.outcome(replace(wanted, params=replace(wanted.params, num_logprobs=2)))
+            assert len(outcome.logprobs) == len(outcome.tokens) == 3
+            for idx, (token, told) in enumerate(zip(outcome.tokens, outcome.logprobs, strict=True)):
+                table = logprobs(LLM.logits([*PROMPT, *outcome.tokens[:idx]]))
+                assert told.logprob == pytest.approx(table[token], abs=1e-6)
+                assert [logprob for _, logprob in told.top] == pytest.approx(sorted(table)[:-3:-1], abs=1e-6)

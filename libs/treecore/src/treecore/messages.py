@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treecore.expand import Expansion
 from treecore.params import SamplingParams
-from treecore.sparse import DraftLaws, Masses, Supports
+from treecore.sparse import DraftLaws, Floats, Masses, Supports
 from treecore.tree import TokenTree
 
 RequestId = NewType("RequestId", str)
@@ -21,7 +21,6 @@ WorkerId = NewType("WorkerId", str)
 WorkerKind = Literal["ssm", "verifier"]
 
 Tokens = NDArray[np.int32]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

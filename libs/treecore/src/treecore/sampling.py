@@ -12,25 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.law import Distribution, Paths, Row, adjusted, keep, processed, top_indices
+from treecore.law import Distribution, Row, keep, processed, top_indices
 from treecore.noise import GUMBEL_MAX, Seed, gumbel
 from treecore.params import SamplingParams
 from treecore.sparse import Ids
 
 _FIRST_LOOK = 64  # how many of the best are looked at first where a sort is needed anyway
 _NEAR = np.float32(3.0)  # tokens so close to the best have their noise drawn first: it rules out most of the rest
-
-
-def tokens_behind(
-    logits: NDArray[np.float32], token_ids: Ids | None, params: SamplingParams, paths: Paths, num_tokens: int = 1
-) -> list[Ids]:
-    """Per node the first `num_tokens` tokens of the order by log p + G, best first; fewer if p has fewer.
-
-    logits: a model's, fp32 [n, V], a row a node. token_ids: int32 [V] ascending, or None where the index is the id (a
-    trimmed head). For the LLM, one token: x_t. For a coupled SSM, its k children.
-    """
-    rows = adjusted(logits, token_ids, params, paths)
-    return best_tokens_of_nodes(rows, token_ids, params, paths.positions, num_tokens)
 
 
 def best_tokens(row: Row, token_ids: Ids | None, params: SamplingParams, position: int, num_tokens: int = 1) -> Ids:
@@ -45,7 +33,11 @@ def best_tokens_of_nodes(
     positions: Sequence[int],
     num_tokens: int = 1,
 ) -> list[Ids]:
-    """`tokens_behind` for rows that are adjusted already, fp32 [n, V]; positions: of the tokens to be chosen."""
+    """Per node the first `num_tokens` tokens of the order by log p + G, best first; fewer if p has fewer.
+
+    rows: adjusted logits, fp32 [n, V], a row a node. positions: of the tokens to be chosen. token_ids: int32 [V]
+    ascending, or None where the index is the id (a trimmed head). For the LLM, x_t. For a coupled SSM, its k children.
+    """
     if params.is_greedy and num_tokens == 1:
         best = rows.argmax(axis=1).astype(np.int32)
         return list((best if token_ids is None else token_ids[best])[:, None])

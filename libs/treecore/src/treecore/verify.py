@@ -13,6 +13,8 @@ from treecore.sampling import best_tokens_of_nodes
 from treecore.sparse import Masses, Supports
 
 Rows = NDArray[np.float32]
+Tables = list[NDArray[np.float64]] | None
+"""Behind each node the log-probs of all tokens, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,16 @@ def answer_nodes(
     supports: well-formed.
     """
     rows = adjusted(logits, None, params, paths)
+    tables = None if params.num_logprobs is None else [logprobs(row) for row in rows]
     if supports is None:
         tokens = np.concatenate(best_tokens_of_nodes(rows, None, params, paths.positions))
         tokens[paths.is_closed] = -1
-        return Answer(tokens, None, _logprobs(rows, tokens, params.num_logprobs))
+        return Answer(tokens, None, _logprobs(tables, tokens, params.num_logprobs or 0))
     laws = {node: processed(rows[node], None, params) for node in supports.nodes.tolist()}
     tokens = _tokens(rows, laws, params, paths, supports)
     tokens[paths.is_closed] = -1
-    told = _logprobs(rows, tokens, params.num_logprobs)
-    return Answer(tokens, _masses(rows, laws, supports, paths.is_closed, wants_logprobs=told is not None), told)
+    told = _logprobs(tables, tokens, params.num_logprobs or 0)
+    return Answer(tokens, _masses(tables, laws, supports, paths.is_closed), told)
 
 
 def _tokens(
@@ -58,28 +61,19 @@ def _tokens(
     return tokens
 
 
-def _masses(
-    rows: Rows,
-    laws: dict[int, Distribution],
-    supports: Supports,
-    is_closed: NDArray[np.bool_],
-    *,
-    wants_logprobs: bool,
-) -> Masses:
+def _masses(tables: Tables, laws: dict[int, Distribution], supports: Supports, is_closed: NDArray[np.bool_]) -> Masses:
     """Of p at the supports; 0 behind a closed node."""
     parts = [(node, supports.token_ids[span]) for node, span in supports.spans().items()]
     p = np.concatenate([masses_at(laws[node], ids) * ~is_closed[node] for node, ids in parts])
-    if not wants_logprobs:
+    if tables is None:
         return Masses(p, np.empty(0, np.float32))
-    told = np.concatenate([logprobs(rows[node])[ids] for node, ids in parts])
-    return Masses(p, told.astype(np.float32))
+    return Masses(p, np.concatenate([tables[node][ids] for node, ids in parts]).astype(np.float32))
 
 
-def _logprobs(rows: Rows, tokens: Tokens, count: int | None) -> Logprobs | None:
+def _logprobs(tables: Tables, tokens: Tokens, count: int) -> Logprobs | None:
     """Of the tokens (-inf for one of -1) and of the best `count` behind each node."""
-    if count is None:
+    if tables is None:
         return None
-    tables = [logprobs(row) for row in rows]
     best = [top_indices(table, count) if count else np.empty(0, np.intp) for table in tables]
     chosen = [table[token] if token >= 0 else -np.inf for table, token in zip(tables, tokens.tolist(), strict=True)]
     return Logprobs(

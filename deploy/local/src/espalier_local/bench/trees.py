@@ -37,8 +37,6 @@ _SHAPES: dict[str, list[tuple[int, ...]]] = {
     "two SSMs <2,3,2,1>": [(2, 3, 2, 1)] * 2,
 }
 
-Masked = tuple[Supports | None, Masses | None]
-
 
 def add_parser(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the benchmark."""

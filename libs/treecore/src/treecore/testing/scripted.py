@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.law import Paths
+from treecore.law import Paths, adjusted
 from treecore.params import SamplingParams
-from treecore.sampling import tokens_behind
+from treecore.sampling import best_tokens
 
 
 class LanguageModel(Protocol):
@@ -80,8 +80,8 @@ def next_token(model: LanguageModel, params: SamplingParams, context: Sequence[i
 
 def next_tokens(model: LanguageModel, params: SamplingParams, context: Sequence[int], count: int) -> list[int]:
     """The `count` best tokens behind `context`: what an SSM drafts there."""
-    paths = Paths(context, ((),))
-    tokens: list[int] = tokens_behind(model.logits(context)[None], None, params, paths, count)[0].tolist()
+    row = adjusted(model.logits(context)[None], None, params, Paths(context, ((),)))[0]
+    tokens: list[int] = best_tokens(row, None, params, len(context), count).tolist()
     return tokens
 
 
