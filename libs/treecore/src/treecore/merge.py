@@ -5,8 +5,10 @@ Nothing is lost, nothing is added; equal sequences become one node that keeps ev
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treecore.child_laws import ChildLaw
 from treecore.tree import TokenTree, Try
@@ -39,8 +41,10 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
         return _prune_tries(tree, max_nodes, max_depth)
     order = np.argsort(tree.depths, kind="stable")
     order = np.sort(order[tree.depths[order] <= max_depth][:max_nodes])
-    tries = {node: tree.tries[node] for node in order.tolist()}
-    return tree if len(tries) == len(tree) else _subtree(tree, tries)
+    if len(order) == len(tree):
+        return tree
+    tries = [tree.tries[node] for node in order.tolist()]
+    return TokenTree(tree.tokens[order], _renumbered(tree, order)[tree.parents[order]], tuple(tries))
 
 
 @dataclass(slots=True)
@@ -51,17 +55,20 @@ class _Union:
     parents: list[int] = field(default_factory=lambda: [-1])
     tries: list[tuple[Try, ...]] = field(default_factory=lambda: [()])
     laws: dict[tuple[int, int], ChildLaw] = field(default_factory=dict)
-    index: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
+    index: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node, in the order of nodes
 
     def add(self, tree: TokenTree) -> None:
-        parents = tree.parents.tolist()
-        placed = self._place(tree.tokens.tolist(), parents)
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        placed = self._place(tokens, parents)
         repeated = self._take_laws(tree, placed)
-        for node in range(1, len(placed)):
-            tries = tree.tries[node]
-            if repeated:
-                tries = tuple(proposal for proposal in tries if (parents[node], proposal.ssm_idx) not in repeated)
-            self.tries[placed[node]] += tries
+        tries = tree.tries
+        if repeated:
+            tries = tuple(
+                tuple(proposal for proposal in own if (parent, proposal.ssm_idx) not in repeated)
+                for parent, own in zip(parents, tries, strict=True)
+            )
+        for node, own in zip(placed, tries, strict=True):
+            self.tries[node] += own
 
     def tree(self) -> TokenTree:
         return TokenTree(
@@ -70,15 +77,13 @@ class _Union:
 
     def _place(self, tokens: list[int], parents: list[int]) -> list[int]:
         """Which node of the union each node is."""
-        placed = [0]
+        placed, index, first = [0], self.index, len(self.tokens)
         for token, parent in zip(tokens[1:], parents[1:], strict=True):
-            key = (placed[parent], token)
-            node = self.index.setdefault(key, len(self.tokens))
-            if node == len(self.tokens):
-                self.tokens.append(token)
-                self.parents.append(key[0])
-                self.tries.append(())
-            placed.append(node)
+            placed.append(index.setdefault((placed[parent], token), len(index) + 1))
+        for parent, token in islice(index, first - 1, None):
+            self.parents.append(parent)
+            self.tokens.append(token)
+        self.tries += [()] * (len(self.tokens) - first)
         return placed
 
     def _take_laws(self, tree: TokenTree, placed: list[int]) -> set[tuple[int, int]]:
@@ -94,30 +99,36 @@ def _prune_tries(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
     """What stays at a level follows from the levels above it alone, never from the tokens drawn there."""
     if max(sum(map(len, tree.tries)), len(tree) - 1) < max_nodes and int(tree.depths.max()) <= max_depth:
         return tree
-    kept: dict[int, list[Try]] = {0: []}
+    kept: dict[int, tuple[Try, ...]] = {0: ()}
     level = [0]
     for _ in range(min(max_depth, int(tree.depths.max()))):
         proposals = [pair for node in level for pair in tree.tries_at(node)][: max_nodes - len(kept)]
         level = sorted({child for _, child in proposals})
-        kept |= {child: [] for child in level}
+        kept |= dict.fromkeys(level, ())
         for proposal, child in proposals:
-            kept[child].append(proposal)
-    return _subtree(tree, {node: tuple(tries) for node, tries in sorted(kept.items())})
+            kept[child] += (proposal,)
+    return _subtree(tree, dict(sorted(kept.items())))
 
 
 def _subtree(tree: TokenTree, tries: dict[int, tuple[Try, ...]]) -> TokenTree:
     """The nodes (ascending) and tries given; laws without a try are left out."""
     order = np.fromiter(tries, np.intp, len(tries))
-    renumbered = np.full(len(tree) + 1, -1, np.int32)  # the last is the parent of the root
-    renumbered[order] = np.arange(len(order), dtype=np.int32)
-    parents = renumbered[tree.parents[order]]
-    drawn = {(int(tree.parents[node]), proposal.ssm_idx) for node, kept in tries.items() for proposal in kept}
-    laws = {
-        (int(renumbered[node]), ssm_idx): tree.laws[node, ssm_idx]
-        for node, ssm_idx in tree.laws
-        if (node, ssm_idx) in drawn
+    renumbered = _renumbered(tree, order)
+    parents = tree.parents[order]
+    drawn = {
+        (parent, proposal.ssm_idx)
+        for parent, kept in zip(parents.tolist(), tries.values(), strict=True)
+        for proposal in kept
     }
-    return TokenTree(tree.tokens[order], parents, tuple(tries.values()), laws)
+    laws = {(int(renumbered[node]), ssm_idx): tree.laws[node, ssm_idx] for node, ssm_idx in tree.laws.keys() & drawn}
+    return TokenTree(tree.tokens[order], renumbered[parents], tuple(tries.values()), laws)
+
+
+def _renumbered(tree: TokenTree, order: NDArray[np.intp]) -> NDArray[np.int32]:
+    """By node of `tree`, its place in `order`; -1 for the others and, at the end, for the parent of the root."""
+    places = np.full(len(tree) + 1, -1, np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    return places
 
 
 def _siblings_differ(tree: TokenTree) -> bool:
