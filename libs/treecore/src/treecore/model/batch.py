@@ -34,6 +34,22 @@ class Segment:
         """R."""
         return len(self.tokens)
 
+    def rows(self, first: int, last: int) -> "Segment":
+        """Rows first..last-1 alone, the rows before them being written by then.
+
+        The segment's own rows are its last R columns, in order, and none sees a later one.
+        """
+        num_columns = len(self.column_slots) - self.num_rows + last
+        wanted = (self.logit_rows >= first) & (self.logit_rows < last)
+        return Segment(
+            tokens=self.tokens[first:last],
+            positions=self.positions[first:last],
+            slots=self.slots[first:last],
+            column_slots=self.column_slots[:num_columns],
+            visible=None if self.visible is None else self.visible[first:last, :num_columns],
+            logit_rows=self.logit_rows[wanted] - first,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
@@ -60,6 +76,7 @@ class ForwardBatch:
     was made of; `num_logits[i]` of them belong to segment i.
     """
 
+    segments: tuple[Segment, ...]
     tokens: Tensor
     positions: Tensor
     slots: Tensor
@@ -75,6 +92,7 @@ class ForwardBatch:
         order = [idx for group in grouped for idx in group]
         starts = _starts(segments, order)
         return cls(
+            segments=tuple(segments),
             tokens=_concat([segments[idx].tokens for idx in order]),
             positions=_concat([segments[idx].positions for idx in order]),
             slots=_concat([segments[idx].slots for idx in order]),

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from treecore.errors import EspalierError, InvalidRequest, OutOfBlocks, StateMissing, WireError
 from treecore.law import Paths
@@ -25,9 +26,9 @@ from treecore.messages import (
     WorkerKind,
 )
 from treecore.model.batch import ForwardBatch, Segment
-from treecore.model.decoder import Decoder
-from treecore.model.kv_pool import KvPool
+from treecore.model.kv_pool import Slots
 from treecore.model.sequence import SequenceCache
+from treecore.model.spec import ModelSpec
 from treecore.params import Grammar, SamplingParams
 
 MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
@@ -42,6 +43,19 @@ class GrammarState(Protocol):
 
 GrammarStarter = Callable[[Grammar], GrammarState]
 
+P = TypeVar("P", bound=Slots)
+
+
+class Forwards(Protocol[P]):
+    """What computes: a Decoder, or a group of ranks that together are one. See Decoder for what each promises."""
+
+    @property
+    def spec(self) -> ModelSpec: ...  # noqa: D102 - see Decoder
+
+    def new_pool(self, num_slots: int) -> P: ...  # noqa: D102
+
+    def forward(self, batch: ForwardBatch, pool: P) -> Tensor: ...  # noqa: D102
+
 
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
@@ -50,11 +64,12 @@ class HeldRequests:
     """
 
     def __init__(
-        self, decoder: Decoder, num_blocks: int, block_len: int, start_grammar: GrammarStarter | None = None
+        self, decoder: Forwards[P], num_blocks: int, block_len: int, start_grammar: GrammarStarter | None = None
     ) -> None:
-        self._decoder = decoder
-        self._pool = KvPool(decoder.spec, num_blocks * block_len, decoder.activation_dtype, decoder.device)
-        self._cache = SequenceCache(self._pool, block_len)
+        pool = decoder.new_pool(num_blocks * block_len)
+        self._run: Callable[[ForwardBatch], Tensor] = lambda batch: decoder.forward(batch, pool)
+        self._spec = decoder.spec
+        self._cache = SequenceCache(pool, block_len)
         self._block_len = block_len
         self._start_grammar = start_grammar
         self._params: dict[RequestId, SamplingParams] = {}
@@ -72,7 +87,7 @@ class HeldRequests:
     @property
     def context_len(self) -> int:
         """Positions that the model has; every committed token and every node needs one."""
-        return self._decoder.spec.context_len
+        return self._spec.context_len
 
     def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
         """Forget what is released; a new owner's requests start from nothing."""
@@ -114,7 +129,7 @@ class HeldRequests:
             self._grammars[item.request_id] = grammar
 
     def _check_ids(self, params: SamplingParams) -> None:
-        if any(token >= self._decoder.spec.vocab_size for token in (*params.bias_ids, *params.end_token_ids)):
+        if any(token >= self._spec.vocab_size for token in (*params.bias_ids, *params.end_token_ids)):
             raise WireError("a parameter names a token id outside the vocabulary")
 
     def _grammar(self, item: DraftItem | VerifyItem) -> GrammarState | None:
@@ -162,7 +177,7 @@ class HeldRequests:
     def _forward(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
         started = time.perf_counter()
         batch = ForwardBatch.from_segments(segments)
-        logits = self._decoder.forward(batch, self._pool)
+        logits = self._run(batch)
         parts = [part.numpy() for part in batch.split_logits(logits.cpu())]  # the step's one synchronisation
         self.forward_ms += (time.perf_counter() - started) * 1e3
         return parts
@@ -176,7 +191,7 @@ class HeldRequests:
 
     def announcement(self, worker_id: WorkerId, kind: WorkerKind, name: str, *, leaving: bool) -> Announcement:
         """What the worker that holds these requests tells of itself. May be called from another thread."""
-        spec = self._decoder.spec
+        spec = self._spec
         eos_token_ids, usage = spec.eos_token_ids, self.usage()
         return Announcement(worker_id, kind, name, spec.vocab_size, spec.context_len, eos_token_ids, usage, leaving)
 

@@ -1,5 +1,7 @@
 """The memory of the KV cache. Knows slots and layers; must not know requests, blocks or trees."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -7,6 +9,15 @@ from torch import Tensor
 
 from treecore.errors import ConfigError
 from treecore.model.spec import ModelSpec
+
+
+class Slots(Protocol):
+    """Slots that rows can be moved between: a KvPool, or those of a group of ranks."""
+
+    @property
+    def num_slots(self) -> int: ...  # noqa: D102 - see KvPool
+
+    def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None: ...  # noqa: D102
 
 
 class KvPool:

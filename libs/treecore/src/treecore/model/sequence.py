@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from treecore.errors import OutOfBlocks, StateMissing
 from treecore.model.batch import IntArray, Segment
 from treecore.model.blocks import BlockAllocator, BlockCounts
-from treecore.model.kv_pool import KvPool
+from treecore.model.kv_pool import Slots
 
 TokenArray = NDArray[np.int32]
 
@@ -85,7 +85,7 @@ class SequenceCache:
     Invariant: usage().free + usage().used == usage().total, and no block belongs to two requests.
     """
 
-    def __init__(self, pool: KvPool, block_len: int = 16) -> None:
+    def __init__(self, pool: Slots, block_len: int = 16) -> None:
         self._pool = pool
         self._block_len = block_len
         self._allocator = BlockAllocator(pool.num_slots // block_len)
