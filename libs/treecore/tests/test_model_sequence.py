@@ -16,21 +16,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from treecore.errors import OutOfBlocks, StateMissing
 from treecore.model.batch import Segment
-from treecore.model.kv_pool import KvPool
+from treecore.model.kv_pool import KvPool, KvShape
 from treecore.model.sequence import SequenceCache
-from treecore.model.spec import parse_spec
-from treecore.testing.checkpoints import TINY
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
-TINY_SPEC = parse_spec({**TINY, "num_key_value_heads": 1, "head_dim": 2}, "tiny")
+SHAPE = KvShape(num_layers=2, num_kv_heads=1, head_dim=2)
 
 Path = tuple[int, ...]
 
 
 def new_cache() -> tuple[KvPool, SequenceCache]:
     """A small pool of NaN."""
-    pool = KvPool(TINY_SPEC, NUM_BLOCKS * BLOCK_SIZE, torch.float64, torch.device("cpu"))
+    pool = KvPool(SHAPE, NUM_BLOCKS * BLOCK_SIZE, torch.float64, torch.device("cpu"))
     pool.kv.fill_(float("nan"))
     return pool, SequenceCache(pool, BLOCK_SIZE)
 
@@ -50,6 +48,7 @@ def fake_forward(pool: KvPool, segment: Segment, paths: list[Path]) -> None:
         assert segment.tokens[row] == path[-1]
         assert segment.positions[row] == len(path) - 1
         visible = slice(None) if segment.visible is None else segment.visible[row]
+        assert segment.column_positions[visible].tolist() == list(range(len(path)))
         seen = columns[:, visible].flatten(2)
         expected = torch.tensor([content(path[:length]) for length in range(1, len(path) + 1)], dtype=torch.float64)
         assert torch.equal(seen, expected[None, :, None].expand_as(seen))

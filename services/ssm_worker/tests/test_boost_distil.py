@@ -60,7 +60,7 @@ def student_logits(student: Student, tokens: Sequence[int]) -> Tensor:
 def decoder_logits(decoder: Decoder, tokens: Sequence[int]) -> Tensor:
     """The same by the project's own decoder, in one prefill."""
     rows = np.arange(len(tokens))
-    segment = Segment(np.array(tokens), rows, rows, rows, np.tri(len(tokens), dtype=np.bool_), rows)
+    segment = Segment(np.array(tokens), rows, rows, rows, rows, np.tri(len(tokens), dtype=np.bool_), rows)
     return decoder.forward(ForwardBatch.from_segments([segment]), decoder.new_pool(len(tokens)))
 
 

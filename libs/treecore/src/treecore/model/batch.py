@@ -18,14 +18,16 @@ MAX_PADDED_ROWS = 32  # longer segments attend alone: padding others to them wou
 class Segment:
     """One request's R new rows, and the C cached rows (new ones included) that they may attend to.
 
-    tokens, positions, slots: int64 [R]; `slots` are where the rows' K and V go. column_slots: int64 [C]. visible: bool
-    [R, C], or None where every row sees every column. logit_rows: int64, indices of the rows whose logits are wanted.
+    tokens, positions, slots: int64 [R]; `slots` are where the rows' K and V go. column_slots, column_positions: int64
+    [C]. visible: bool [R, C], or None where every row sees every column. logit_rows: int64, indices of the rows whose
+    logits are wanted.
     """
 
     tokens: IntArray
     positions: IntArray
     slots: IntArray
     column_slots: IntArray
+    column_positions: IntArray
     visible: NDArray[np.bool_] | None
     logit_rows: IntArray
 
@@ -46,6 +48,7 @@ class Segment:
             positions=self.positions[first:last],
             slots=self.slots[first:last],
             column_slots=self.column_slots[:num_columns],
+            column_positions=self.column_positions[:num_columns],
             visible=None if self.visible is None else self.visible[first:last, :num_columns],
             logit_rows=self.logit_rows[wanted] - first,
         )
@@ -55,25 +58,36 @@ class Segment:
 class AttentionGroup:
     """B segments that attend in one call, padded to R rows and C columns each; they are consecutive rows of the batch.
 
-    rows: the group's rows in the batch. columns: slots int64 [B * C], or a slice where B = 1 and they are contiguous.
-    visible: bool [B, R, C] or None (all). padded_rows int64 [B * R] and real_rows int64 lead to the padded layout and
-    back; None where nothing is padded.
+    segments: in the order of the rows. rows: the group's rows in the batch. columns: slots int64 [B * C], or a slice
+    where B = 1 and they are contiguous. visible: bool [B, R, C] or None (all). padded_rows int64 [B * R] and real_rows
+    int64 lead to the padded layout and back; None where nothing is padded.
     """
 
-    num_segments: int
+    segments: tuple[Segment, ...]
     rows: slice
     columns: Tensor | slice
     visible: Tensor | None
     padded_rows: Tensor | None
     real_rows: Tensor | None
 
+    @property
+    def num_segments(self) -> int:
+        """B."""
+        return len(self.segments)
+
+    def near(self, window: int) -> Tensor:
+        """Which columns are less than `window` positions before a row: bool [B, R, C]. Padding may be either."""
+        rows = _pad([segment.positions for segment in self.segments])
+        columns = _pad([segment.column_positions for segment in self.segments])
+        return torch.from_numpy(rows[:, :, None] - columns[:, None] < window)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """All rows of a forward, grouped for attention.
 
-    tokens, positions, slots: int64 [R]. logit_rows: int64 [num_logit_rows], in the order of the segments that the batch
-    was made of; `num_logits[i]` of them belong to segment i.
+    segments: what the batch was made of, in that order; the rows may be in another. tokens, positions, slots: int64
+    [R]. logit_rows: int64 [num_logit_rows], in the order of the segments; `num_logits[i]` of them belong to segment i.
     """
 
     segments: tuple[Segment, ...]
@@ -131,7 +145,7 @@ def _attention_group(segments: list[Segment], start: int) -> AttentionGroup:
         None if is_real.all() else torch.from_numpy(np.where(is_real, np.cumsum(is_real).reshape(is_real.shape) - 1, 0))
     )
     return AttentionGroup(
-        num_segments=len(segments),
+        segments=tuple(segments),
         rows=slice(start, start + int(lengths.sum())),
         columns=_columns(segments),
         visible=_visible(segments, num_rows),
@@ -145,11 +159,7 @@ def _columns(segments: list[Segment]) -> Tensor | slice:
     first = segments[0].column_slots
     if len(segments) == 1 and np.all(np.diff(first) == 1):
         return slice(int(first[0]), int(first[-1]) + 1)
-    width = max(len(segment.column_slots) for segment in segments)
-    padded = [
-        np.pad(s.column_slots, (0, width - len(s.column_slots)), constant_values=s.column_slots[0]) for s in segments
-    ]
-    return _concat(padded)
+    return torch.from_numpy(_pad([segment.column_slots for segment in segments]).ravel())
 
 
 def _visible(segments: list[Segment], num_rows: int) -> Tensor | None:
@@ -159,6 +169,12 @@ def _visible(segments: list[Segment], num_rows: int) -> Tensor | None:
         shape = (segment.num_rows, len(segment.column_slots))
         row[: shape[0], : shape[1]] = True if segment.visible is None else segment.visible
     return None if visible.all() else torch.from_numpy(visible)
+
+
+def _pad(arrays: Sequence[IntArray]) -> IntArray:
+    """int64 [B, n]: each array, with its first entry repeated up to the length of the longest."""
+    width = max(len(array) for array in arrays)
+    return np.stack([np.pad(array, (0, width - len(array)), constant_values=array[0]) for array in arrays])
 
 
 def _concat(arrays: list[IntArray]) -> Tensor:

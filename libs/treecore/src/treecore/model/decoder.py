@@ -1,6 +1,7 @@
 """The Llama-family forward, one pass over a batch's rows. Knows layers; must not know requests, files or sampling."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,11 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from treecore.model.attention import AttentionPlan, attend, plan_attention
+from treecore.model.attention import Attention, TorchAttention
 from treecore.model.batch import ForwardBatch
-from treecore.model.kv_pool import KvPool
+from treecore.model.kv_pool import KvPool, KvShape
 from treecore.model.linear import Linear, Precision
 from treecore.model.norm import RmsNorm
+from treecore.model.parallel import Place, TensorLinks
 from treecore.model.rope import rotate, rotation_table
 from treecore.model.spec import ModelSpec
 
@@ -31,27 +33,33 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder.
+    """The weights that one rank has.
 
-    embedding: [V, H] in its stored dtype. output_token_ids: int32 [V_out], the head's rows as token ids, or None.
+    embedding: [V, H] in its stored dtype, on the first stage. norm, head: on the last. output_token_ids: int32 [V_out],
+    the head's rows as token ids, or None.
     """
 
-    embedding: Tensor
+    embedding: Tensor | None
     layers: tuple[Layer, ...]
-    norm: RmsNorm
-    head: Linear
+    norm: RmsNorm | None
+    head: Linear | None
     output_token_ids: NDArray[np.int32] | None
 
 
 class Decoder:
-    """A decoder ready to run. Immutable; all state is in the KvPool that each call is given."""
+    """One rank's part of a decoder, ready to run. Immutable; all state is in the KvPool that each call is given."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, precision: Precision) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, precision: Precision, place: Place, links: TensorLinks
+    ) -> None:
         self.spec = spec
+        self.place = place
+        self._links = links
         self.device = precision.device
         self.activation_dtype = precision.activation
         self._weights = weights
         self._turns = rotation_table(spec, self.device)
+        self._attention: Attention = TorchAttention(spec.num_heads // spec.num_kv_heads, spec.head_dim**-0.5)
 
     @property
     def output_token_ids(self) -> NDArray[np.int32] | None:
@@ -59,34 +67,50 @@ class Decoder:
         return self._weights.output_token_ids
 
     def new_pool(self, num_slots: int) -> KvPool:
-        """A KV cache of `num_slots` tokens that fits this decoder."""
-        return KvPool(self.spec, num_slots, self.activation_dtype, self.device)
+        """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
+        shape = KvShape(len(self._weights.layers), self.spec.num_kv_heads, self.spec.head_dim)
+        return KvPool(shape, num_slots, self.activation_dtype, self.device)
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pool: KvPool) -> Tensor:
         """Writes K and V of every row to its slot in `pool`. Returns fp32 [num_logit_rows, V_out] for batch.logit_rows.
 
-        Every row must lie within the context (position < spec.context_len).
+        Every row must lie within the context (position < spec.context_len). Only where one stage is all.
         """
-        x = F.embedding(batch.tokens.to(self.device), self._weights.embedding).to(self.activation_dtype)
+        assert self.place.pp_size == 1, "a pipeline's stages run one by one"
+        return self.run_stage(batch, pool, None)
+
+    @torch.inference_mode()
+    def run_stage(self, batch: ForwardBatch, pool: KvPool, x: Tensor | None) -> Tensor:
+        """The part of a forward that is this stage's: writes K and V of every row to its slot in `pool`.
+
+        x: the hidden states [R, H] that the stage before returned, which are overwritten; None for the first stage.
+        Returns [R, H] in the activation dtype; the last stage fp32 [num_logit_rows, V_out], complete on each rank.
+        """
+        x = self._embed(batch) if x is None else x
         turns = self._turns[batch.positions.to(self.device)]
         slots = batch.slots.to(self.device)
-        plans = plan_attention(batch, self.spec.num_heads // self.spec.num_kv_heads, x)
+        plan = self._attention.plan(batch, None, x)
         for layer_idx, layer in enumerate(self._weights.layers):
-            x += self._attention(layer, x, turns, slots, pool.layer(layer_idx), plans)
+            x += self._attend(layer, x, turns, slots, pool.layer(layer_idx), plan)
             x += self._mlp(layer, x)
-        wanted = x.index_select(0, batch.logit_rows.to(self.device))
-        return self._weights.head(self._weights.norm(wanted)).float()
+        return self._logits(batch, x) if self.place.is_last else x
 
-    def _attention(
-        self, layer: Layer, x: Tensor, turns: Tensor, slots: Tensor, kv: Tensor, plans: list[AttentionPlan]
-    ) -> Tensor:
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        assert self._weights.embedding is not None, "only the first stage starts from tokens"
+        return F.embedding(batch.tokens.to(self.device), self._weights.embedding).to(self.activation_dtype)
+
+    def _logits(self, batch: ForwardBatch, x: Tensor) -> Tensor:
+        norm, head = self._weights.norm, self._weights.head
+        assert norm is not None and head is not None, "the last stage has norm and head"  # noqa: PT018
+        return self._links.gather(head(norm(x.index_select(0, batch.logit_rows.to(self.device))))).float()
+
+    def _attend(self, layer: Layer, x: Tensor, turns: Tensor, slots: Tensor, kv: Tensor, plan: Any) -> Tensor:
         num_heads, num_kv_heads, head_dim = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(layer.input_norm(x)).view(len(x), -1, head_dim)
         rotate(qkv[:, : num_heads + num_kv_heads], turns)
         q, new_kv = torch.split(qkv, [num_heads, 2 * num_kv_heads], dim=1)
         kv.index_copy_(0, slots, new_kv.view(len(x), 2, num_kv_heads, head_dim))
-        return layer.attention_out(attend(q, kv, plans))
+        return layer.attention_out(self._attention(q, kv, plan))
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)

@@ -1,5 +1,6 @@
 """The memory of the KV cache. Knows slots and layers; must not know requests, blocks or trees."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treecore.errors import ConfigError
-from treecore.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one token's K and V take at one rank: its layers, and its KV heads of each."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
 
 
 class Slots(Protocol):
@@ -27,10 +36,10 @@ class KvPool:
     go. Memory is not touched before it is written: an unused slot costs no RAM and may hold anything, NaN included.
     """
 
-    def __init__(self, spec: ModelSpec, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (spec.num_layers, num_slots, 2, spec.num_kv_heads, spec.head_dim)
+    def __init__(self, shape: KvShape, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         try:
-            self.kv = torch.empty(shape, dtype=dtype, device=device)
+            size = (shape.num_layers, num_slots, 2, shape.num_kv_heads, shape.head_dim)
+            self.kv = torch.empty(size, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's allocators raise nothing more exact on all devices
             raise ConfigError(f"a KV cache of {num_slots} tokens does not fit into memory: {error}") from error
 

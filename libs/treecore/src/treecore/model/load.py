@@ -1,5 +1,6 @@
 """From a checkpoint to a Decoder: checks, fuses and packs its tensors. Knows the Llama names; nothing of a forward."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from treecore.model.decoder import Decoder, Layer, Weights
 from treecore.model.gguf import read_gguf
 from treecore.model.linear import DType, Linear, Precision, choose_precision, pack_linear
 from treecore.model.norm import RmsNorm
+from treecore.model.parallel import Alone, Place, TensorLinks, stage_layers
 from treecore.model.rope import interleave_pairs
 from treecore.model.spec import ModelSpec, read_spec
 
@@ -23,6 +25,8 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 NORM = "model.norm.weight"
 HEAD_TOKEN_IDS = "espalier.head_token_ids"
+
+WHOLE, ALONE = Place(), Alone()
 
 Shape = tuple[int, ...]
 
@@ -48,26 +52,40 @@ def resolve_model(name_or_path: str) -> Path:
         raise ConfigError(f"model {name_or_path!r} is no local path and cannot be downloaded: {reason}") from error
 
 
-def load_decoder(path: Path, *, dtype: DType, embedding_from: Path | None = None, device: str = "cpu") -> Decoder:
-    """The decoder in checkpoint directory (or .gguf file) `path`, with weights of precision `dtype`.
+def load_decoder(
+    path: Path,
+    *,
+    dtype: DType,
+    embedding_from: Path | None = None,
+    device: str = "cpu",
+    place: Place = WHOLE,
+    links: TensorLinks = ALONE,
+) -> Decoder:
+    """What rank `place` has of the decoder in checkpoint directory (or .gguf file) `path`, in precision `dtype`.
 
-    An SSM artefact that leaves its embedding to the teacher needs `embedding_from`, the teacher's checkpoint. Raises
-    ConfigError naming the file, field or tensor that is missing, unknown, misshapen or unreadable.
+    `links` lead to the other tensor-parallel ranks of its stage. An SSM artefact that leaves its embedding to the
+    teacher needs `embedding_from`, the teacher's checkpoint. Raises ConfigError naming the file, field or tensor that
+    is missing, unknown, misshapen or unreadable.
     """
     spec, checkpoint = open_checkpoint(path)
     precision = choose_precision(dtype, torch.device(device))
     _check_tensors(path, checkpoint, expected_shapes(spec))
+    if place.tp_size != 1:
+        raise ConfigError("tensor parallel is not supported")
     teacher = _open_teacher(path, spec, embedding_from) if spec.draft and spec.draft.teacher_embedding else None
     token_ids = _head_token_ids(path, spec, checkpoint)
-    embedding, head = _vocabulary(teacher or (spec, checkpoint))
+    vocabulary = teacher or (spec, checkpoint)
+    layers = stage_layers(
+        spec.num_layers, head_cost(spec, spec.vocab_size if token_ids is None else len(token_ids)), place
+    )
     weights = Weights(
-        embedding=_round_embedding(embedding, precision),
-        layers=tuple(_layer(spec, checkpoint, layer_idx, precision) for layer_idx in range(spec.num_layers)),
-        norm=_norm(checkpoint.tensor(NORM), spec, precision),
-        head=pack_linear(head if token_ids is None else head[torch.from_numpy(token_ids).long()], precision),
+        embedding=_embedding(vocabulary, precision) if place.is_first else None,
+        layers=tuple(_layer(spec, checkpoint, layer_idx, precision) for layer_idx in layers),
+        norm=_norm(checkpoint.tensor(NORM), spec, precision) if place.is_last else None,
+        head=_head(vocabulary, token_ids, precision) if place.is_last else None,
         output_token_ids=token_ids,
     )
-    return Decoder(spec, weights, precision)
+    return Decoder(spec, weights, precision, place, links)
 
 
 def open_checkpoint(path: Path) -> tuple[ModelSpec, Checkpoint]:
@@ -88,6 +106,12 @@ def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
         shapes[EMBEDDING] = (spec.vocab_size, spec.hidden_size)
         shapes |= {} if spec.tie_embeddings else {HEAD: (spec.vocab_size, spec.hidden_size)}
     return shapes
+
+
+def head_cost(spec: ModelSpec, num_rows: int) -> float:
+    """What a head of `num_rows` costs, in layers: both are bound by reading their weights."""
+    layer = sum(math.prod(shape) for shape in _layer_shapes(spec).values())
+    return num_rows * spec.hidden_size / layer
 
 
 def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
@@ -141,11 +165,17 @@ def _open_teacher(path: Path, spec: ModelSpec, embedding_from: Path | None) -> t
     return teacher, checkpoint
 
 
-def _vocabulary(source: tuple[ModelSpec, Checkpoint]) -> tuple[Tensor, Tensor]:
-    """The embedding and the head, both [V, H] and in their stored dtype."""
+def _embedding(source: tuple[ModelSpec, Checkpoint], precision: Precision) -> Tensor:
+    """Left in its stored dtype where that loses nothing: the file's own pages then serve every process that maps it."""
+    stored = source[1].tensor(EMBEDDING)
+    rounded = stored if precision.weight is torch.float32 else stored.to(precision.weight)
+    return rounded.to(precision.device)
+
+
+def _head(source: tuple[ModelSpec, Checkpoint], token_ids: NDArray[np.int32] | None, precision: Precision) -> Linear:
     spec, checkpoint = source
-    embedding = checkpoint.tensor(EMBEDDING)
-    return embedding, embedding if spec.tie_embeddings else checkpoint.tensor(HEAD)
+    head = checkpoint.tensor(EMBEDDING if spec.tie_embeddings else HEAD)
+    return pack_linear(head if token_ids is None else head[torch.from_numpy(token_ids).long()], precision)
 
 
 def _head_token_ids(path: Path, spec: ModelSpec, checkpoint: Checkpoint) -> NDArray[np.int32] | None:
@@ -177,9 +207,3 @@ def _layer(spec: ModelSpec, checkpoint: Checkpoint, layer_idx: int, precision: P
 
 def _norm(weight: Tensor, spec: ModelSpec, precision: Precision) -> RmsNorm:
     return RmsNorm.of(weight.to(precision.device, precision.weight), spec.rms_eps)
-
-
-def _round_embedding(embedding: Tensor, precision: Precision) -> Tensor:
-    """Left in its stored dtype where that loses nothing: the file's own pages then serve every process that maps it."""
-    rounded = embedding if precision.weight is torch.float32 else embedding.to(precision.weight)
-    return rounded.to(precision.device)

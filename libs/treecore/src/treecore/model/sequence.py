@@ -65,15 +65,18 @@ class _Held:
         num_tokens = len(self.tokens)
         nodes = range(max(first, num_tokens), last)
         ancestors = [self.tree.ancestors[row - num_tokens] for row in nodes]
-        positions = np.arange(first, last)
-        positions[len(positions) - len(nodes) :] = [num_tokens - 1 + len(path) for path in ancestors]
+        positions = np.arange(last)
+        positions[num_tokens:] = [
+            num_tokens - 1 + len(path) for path in self.tree.ancestors[: max(0, last - num_tokens)]
+        ]
         return Segment(
             tokens=np.array(
                 self.tokens[first:last] + [self.tree.tokens[row - num_tokens] for row in nodes], dtype=np.int64
             ),
-            positions=positions,
+            positions=positions[first:],
             slots=self.slots[first:last],
             column_slots=self.slots[:last],
+            column_positions=positions,
             visible=_visible(first, last, num_tokens, ancestors),
             logit_rows=np.arange(max(first, num_tokens - 1), last) - first,
         )
