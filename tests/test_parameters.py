@@ -174,6 +174,7 @@ def bodies(draw: st.DrawFn) -> Body:
         ),
         "guided_regex": st.sampled_from(["[ab]{2,6}", "(a|bé)+!", "x"]),
         "guided_choice": st.sampled_from([["yes", "no"], ["a", "ab", "abé"]]),
+        "guided_grammar": st.sampled_from(['start: "a" start "b" | "é"', "start: WORD+\nWORD: /[b!]{1,3}/"]),
     }
     if draw(rare):
         name = draw(st.sampled_from(sorted(structure)))

@@ -126,6 +126,8 @@ BAD_BOTH: list[tuple[Json, str]] = [
     ({"guided_regex": ""}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": ["a", 1]}, "guided_choice.1"),
+    ({"guided_grammar": ""}, "guided_grammar"),
+    ({"guided_grammar": "a" * 4097}, "guided_grammar"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"guided_regex": "a"}, "guided_regex"),

@@ -158,6 +158,7 @@ GRAMMARS: list[tuple[Json, Grammar]] = [
     ({"guided_json": {}}, Grammar("json_schema", "{}")),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
     ({"guided_choice": ["yes", "é"]}, Grammar("choice", '["yes","é"]')),
+    ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
 ]
 
 

@@ -31,7 +31,7 @@ TOKENIZER = tiny_tokenizer()
 EOS = TOKENIZER.token_to_id(END)
 LIMITLESS = ModelCard("tiny", 2**31, 2**62, (EOS,), 2**4096)
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
-GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice")
+GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 Json = dict[str, Any]
 

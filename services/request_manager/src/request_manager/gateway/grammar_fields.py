@@ -10,10 +10,11 @@ from pydantic import ConfigDict, Field
 
 from request_manager.gateway.strict import Strict
 from treecore.errors import InvalidRequest
-from treecore.params import Grammar
+from treecore.params import Grammar, GrammarKind
 
 MAX_CHOICES = 1000
 _MAX_CHARS = 16_384
+_MAX_LARK_CHARS = 4096
 _MAX_CHOICE_CHARS = 1024
 
 
@@ -79,6 +80,9 @@ class GrammarFields(Strict):
     guided_choice: Annotated[list[Choice], Field(fail_fast=True)] | None = Field(
         default=None, min_length=1, max_length=MAX_CHOICES
     )
+    guided_grammar: str | None = Field(
+        default=None, min_length=1, max_length=_MAX_LARK_CHARS, description="a context-free grammar in Lark's notation"
+    )
 
     @property
     def grammar(self) -> NamedGrammar | None:
@@ -95,6 +99,7 @@ class GrammarFields(Strict):
             None if self.guided_json is None else _named("guided_json", "json_schema", _json(self.guided_json)),
             None if self.guided_regex is None else _named("guided_regex", "regex", self.guided_regex),
             None if self.guided_choice is None else _named("guided_choice", "choice", _json(self.guided_choice)),
+            None if self.guided_grammar is None else _named("guided_grammar", "lark", self.guided_grammar),
         ]
 
 
@@ -122,7 +127,7 @@ def _of_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Name
             return _named("response_format", "json_schema", _json(wanted.json_schema.source))
 
 
-def _named(param: str, kind: Literal["json_object", "json_schema", "regex", "choice"], source: str) -> NamedGrammar:
+def _named(param: str, kind: GrammarKind, source: str) -> NamedGrammar:
     return NamedGrammar(param, Grammar(kind, source))
 
 

@@ -13,7 +13,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 _BOTH: Neutral = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "guided_grammar": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "prompt_logprobs": (),
