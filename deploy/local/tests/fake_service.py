@@ -16,7 +16,7 @@ from treecore.service.presence import Announcer
 async def announce(args: argparse.Namespace, stop: asyncio.Event) -> None:
     """Be a worker that has all the time in the world."""
     bus = await NatsBus.connect(args.nats_url, args.name, "espalier", stop)
-    blocks = BlockUsage(1, 0, 1, 16)
+    blocks = BlockUsage(1, 0, 0, 1, 16)
 
     def describe(leaving: bool) -> Announcement:
         return Announcement(WorkerId("w"), args.kind, args.name, 8, 8, (), blocks, leaving)

@@ -62,7 +62,7 @@ float_arrays = st.lists(st.floats(width=32, allow_nan=False), max_size=5).map(
 supports = st.builds(Supports, tokens, tokens, tokens)
 laws = st.builds(DraftLaws, supports, float_arrays)
 expansions = st.lists(st.integers(1, 9), max_size=4).map(lambda widths: Expansion(tuple(widths)))
-blocks = st.builds(BlockUsage, counts, counts, counts, counts)
+blocks = st.builds(BlockUsage, counts, counts, counts, counts, counts)
 
 
 def tuples(item: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -114,6 +114,7 @@ every_message = st.one_of(
                 request_ids,
                 counts,
                 tokens,
+                counts,
                 st.none() | st.builds(Masses, float_arrays, float_arrays),
                 st.none() | st.builds(Logprobs, float_arrays, tokens, float_arrays),
             )
@@ -131,7 +132,7 @@ every_message = st.one_of(
         st.integers(1000, 2**31 - 1),
         st.integers(1, 2**31 - 1),
         tuples(st.integers(0, 999)),
-        st.builds(BlockUsage, counts, counts, counts, st.integers(1, 64)),
+        st.builds(BlockUsage, counts, counts, counts, counts, st.integers(1, 64)),
         st.booleans(),
     ),
     st.builds(Hello, texts),
@@ -267,7 +268,7 @@ def test_a_boolean_is_no_integer() -> None:
         decode(msgpack.packb(body), VerifyReply)
 
 
-USAGE = BlockUsage(1, 0, 1, 16)
+USAGE = BlockUsage(1, 0, 0, 1, 16)
 
 
 def test_whole_numbers_may_stand_for_floats() -> None:
@@ -320,7 +321,9 @@ def test_arrays_of_odd_length_are_refused() -> None:
     """int32 arrays are whole."""
     parts = msgpack.unpackb(
         encode(
-            VerifyReply(WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.zeros(2, np.int32)),), (), 0.0, 0.0, USAGE)
+            VerifyReply(
+                WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.zeros(2, np.int32), 0),), (), 0.0, 0.0, USAGE
+            )
         )
     )
     parts[3][0][2] = b"12345"
@@ -340,7 +343,7 @@ def test_oversized_messages_are_refused_both_ways() -> None:
 def test_decoded_arrays_are_the_receivers_own() -> None:
     """A decoded array can be written to: it shares no memory with the body."""
     reply = VerifyReply(
-        WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.arange(3, dtype=np.int32)),), (), 0.0, 0.0, USAGE
+        WorkerId("v"), (VerifiedItem(RequestId("r"), 1, np.arange(3, dtype=np.int32), 2),), (), 0.0, 0.0, USAGE
     )
     found = decode(encode(reply), VerifyReply).items[0].tokens
     found[0] = 9
@@ -352,7 +355,7 @@ def test_decoded_arrays_are_the_receivers_own() -> None:
 )
 def test_impossible_announcements_are_refused(idx: int, value: object) -> None:
     """Nobody plans with a model that cannot be: no vocabulary, no context, ends outside of it, blocks of no length."""
-    good = Announcement(WorkerId("v"), "verifier", "llm", 20, 99, (3,), BlockUsage(1, 0, 1, 8), False)
+    good = Announcement(WorkerId("v"), "verifier", "llm", 20, 99, (3,), BlockUsage(1, 0, 0, 1, 8), False)
     parts = msgpack.unpackb(encode(good))
     assert decode(msgpack.packb(parts), Announcement) == good
     parts[2 + idx] = value

@@ -4,6 +4,8 @@ A fake forward stores in each slot a hash of the tokens up to that row. So every
 prefix and the path it belongs to, nothing more, nothing stale.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -16,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from treecore.errors import OutOfBlocks, StateMissing
 from treecore.model.batch import Segment
+from treecore.model.blocks import BlockCounts
 from treecore.model.kv_pool import KvPool, KvShape
 from treecore.model.sequence import SequenceCache
 
@@ -56,59 +59,145 @@ def fake_forward(pool: KvPool, segment: Segment, paths: list[Path]) -> None:
 
 @dataclass
 class Naive:
-    """What one request should hold: paths of rows in order, and which of them have been computed."""
+    """What one request should hold: paths of rows in order, which are computed, and how many blocks are sealed."""
 
-    tokens: Path
+    tokens: Path = ()
     nodes: list[Path] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)
+    num_sealed: int = 0
+    num_blocks: int = 0
 
     def rows(self) -> list[Path]:
         return [self.tokens[:length] for length in range(1, len(self.tokens) + 1)] + self.nodes
 
-    def advance(self, tokens: Path) -> int:
-        prefixes = [tokens[:length] for length in range(1, len(tokens) + 1)]
-        num_kept = next((idx for idx, prefix in enumerate(prefixes) if prefix not in self.written), len(tokens))
-        cached_len = min(num_kept, len(tokens) - 1)
-        self.tokens, self.nodes, self.written = tokens, [], set(prefixes[:cached_len])
-        return cached_len
+    def num_written(self) -> int:
+        """Of committed tokens, in a row from the first."""
+        lengths = range(len(self.tokens))
+        return next((length for length in lengths if self.tokens[: length + 1] not in self.written), len(self.tokens))
 
-    def num_blocks(self) -> int:
-        return -(-len(self.rows()) // BLOCK_SIZE)
+    def texts(self) -> list[Path]:
+        """Of the sealed blocks: all tokens from the start of the text up to the block's end."""
+        return [self.tokens[: (idx + 1) * BLOCK_SIZE] for idx in range(self.num_sealed)]
+
+
+class Books:
+    """The cache as an accountant would keep it: in texts, not in blocks. Knows nothing of slots.
+
+    known: each text whose K and V can be found, and when its last user left.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Naive] = {}
+        self.known: dict[Path, int] = {}
+        self._clock = 0
+
+    def in_use(self) -> set[Path]:
+        return {text for request in self.requests.values() for text in request.texts()}
+
+    def counts(self) -> BlockCounts:
+        own = sum(request.num_blocks - request.num_sealed for request in self.requests.values())
+        used = own + len(self.in_use())
+        cached = len(self.known.keys() - self.in_use())
+        return BlockCounts(NUM_BLOCKS - used - cached, used, cached, NUM_BLOCKS)
+
+    def advance(self, request_id: str, start: int, tokens: Path) -> int | None:
+        """How many tokens are cached afterwards; None if there was no room."""
+        request = self.requests.setdefault(request_id, Naive())
+        target = request.tokens[:start] + tokens
+        kept = next(
+            (length for length in range(len(target)) if target[: length + 1] not in request.written), len(target)
+        )
+        kept = min(kept, len(target) - 1)
+        with self._leaving():
+            if kept // BLOCK_SIZE < request.num_sealed:
+                request.num_sealed = request.num_blocks = kept // BLOCK_SIZE
+                kept = request.num_sealed * BLOCK_SIZE
+            request.tokens, request.nodes = target, []
+            request.written = {target[:length] for length in range(1, kept + 1)}
+            request.num_blocks = min(request.num_blocks, -(-len(target) // BLOCK_SIZE))
+        self.seal(request)
+        self.adopt(request)
+        if not self.reserve(request, len(target)):
+            self.release(request_id)
+            return None
+        return request.num_written()
+
+    def adopt(self, request: Naive) -> None:
+        while self._next_text(request) in self.known:
+            request.num_sealed += 1
+            request.num_blocks = max(request.num_blocks, request.num_sealed)
+            request.written |= {request.tokens[:length] for length in range(1, request.num_sealed * BLOCK_SIZE + 1)}
+
+    def seal(self, request: Naive) -> None:
+        while len(self._next_text(request)) and self._next_text(request) in request.written:
+            self.known.setdefault(self._next_text(request), 0)
+            request.num_sealed += 1
+
+    def _next_text(self, request: Naive) -> Path:
+        """Of the first block that is not sealed; empty if it is not full or has the root."""
+        end = (request.num_sealed + 1) * BLOCK_SIZE
+        return request.tokens[:end] if end < len(request.tokens) else ()
+
+    def reserve(self, request: Naive, num_rows: int) -> bool:
+        missing = max(0, -(-num_rows // BLOCK_SIZE) - request.num_blocks)
+        counts = self.counts()
+        if missing > counts.free + counts.cached:
+            return False
+        idle = sorted(self.known.keys() - self.in_use(), key=lambda text: self.known[text])
+        for text in idle[: max(0, missing - counts.free)]:
+            del self.known[text]
+        request.num_blocks += missing
+        return True
+
+    def release(self, request_id: str) -> None:
+        with self._leaving():
+            self.requests.pop(request_id, None)
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Texts that lose their last user in the body; the longest leave first."""
+        before = self.in_use()
+        yield
+        for text in sorted(before - self.in_use(), key=len, reverse=True):
+            self._clock += 1
+            self.known[text] = self._clock
 
 
 class SequenceMachine(RuleBasedStateMachine):
-    """Random steps of three requests; few tokens, so that texts share prefixes and paths often match."""
+    """Random steps of four requests; few tokens, so that texts share prefixes and paths often match."""
 
-    ids = st.sampled_from(["a", "b", "c"])
-    token = st.integers(0, 2)
-    tokens = st.lists(token, min_size=1, max_size=7)
+    ids = st.sampled_from(["a", "b", "c", "d"])
+    token = st.integers(0, 1)
+    tokens = st.lists(token, min_size=1, max_size=11)
 
     def __init__(self) -> None:
         super().__init__()
         self.pool, self.cache = new_cache()
-        self.naive: dict[str, Naive] = {}
+        self.books = Books()
         self.last: tuple[str, int, Path] | None = None
+        self.evicted: dict[str, Path] = {}
+        self.committed: set[Path] = set()
 
     @rule(request_id=ids, tokens=tokens)
-    def begin_or_resend_all(self, request_id: str, tokens: list[int]) -> None:
+    def admit_or_resend_all(self, request_id: str, tokens: list[int]) -> None:
         self._advance(request_id, 0, tuple(tokens))
 
-    @precondition(lambda self: self.naive)
+    @precondition(lambda self: self.books.requests)
     @rule(data=st.data(), tokens=tokens)
     def commit_some_tokens_from_anywhere(self, data: st.DataObject, tokens: list[int]) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.naive)))
-        start = data.draw(st.integers(0, len(self.naive[request_id].tokens)))
+        request_id = self._any(data)
+        start = data.draw(st.integers(0, len(self.books.requests[request_id].tokens)))
         self._advance(request_id, start, tuple(tokens))
 
-    @precondition(lambda self: any(request.nodes for request in self.naive.values()))
+    @precondition(lambda self: any(request.nodes for request in self.books.requests.values()))
     @rule(data=st.data(), bonus=token)
     def accept_a_path(self, data: st.DataObject, bonus: int) -> None:
-        request_id = data.draw(st.sampled_from(sorted(key for key, request in self.naive.items() if request.nodes)))
-        request = self.naive[request_id]
+        request_id = data.draw(st.sampled_from(sorted(key for key, one in self.books.requests.items() if one.nodes)))
+        request = self.books.requests[request_id]
         node = data.draw(st.sampled_from(request.nodes))
         self._advance(request_id, len(request.tokens), (*node[len(request.tokens) :], bonus))
 
-    @precondition(lambda self: self.last is not None and self.last[0] in self.naive)
+    @precondition(lambda self: self.last is not None and self.last[0] in self.books.requests)
     @rule()
     def retry_the_last_step(self) -> None:
         assert self.last is not None
@@ -116,17 +205,16 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(request_id=ids, beyond=st.integers(1, 3))
     def tokens_in_between_are_missing(self, request_id: str, beyond: int) -> None:
-        held = self.naive.get(request_id)
-        held_len = len(held.tokens) if held else 0
+        held_len = len(self.books.requests.get(request_id, Naive()).tokens)
         with pytest.raises(StateMissing) as error:
             self.cache.advance(request_id, held_len + beyond, [1])
         assert error.value.held_len == held_len == self.cache.held_len(request_id)
 
-    @precondition(lambda self: self.naive)
+    @precondition(lambda self: self.books.requests)
     @rule(data=st.data(), nodes=st.lists(st.tuples(st.integers(0, 9), token), min_size=1, max_size=6))
     def extend(self, data: st.DataObject, nodes: list[tuple[int, int]]) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.naive)))
-        request = self.naive[request_id]
+        request_id = self._any(data)
+        request = self.books.requests[request_id]
         paths, parents, tokens = [request.tokens, *request.nodes], [], []
         for wanted, token in nodes:
             parent = wanted % len(paths)
@@ -134,19 +222,21 @@ class SequenceMachine(RuleBasedStateMachine):
                 parents.append(parent)
                 tokens.append(token)
                 paths.append((*paths[parent], token))
-        grown = Naive(request.tokens, paths[1:], request.written)
-        if self._fits(grown.num_blocks() - request.num_blocks()):
+        if self.books.reserve(request, len(request.tokens) + len(paths) - 1):
             self.cache.extend(request_id, tokens, parents)
-            self.naive[request_id] = grown
+            request.nodes = paths[1:]
         else:
             with pytest.raises(OutOfBlocks):
                 self.cache.extend(request_id, tokens, parents)
 
-    @precondition(lambda self: self.naive)
-    @rule(data=st.data(), max_rows=st.sampled_from([1, 3, None]))
+    @precondition(lambda self: self.books.requests)
+    @rule(data=st.data(), max_rows=st.sampled_from([1, 3, None, None]))
     def forward(self, data: st.DataObject, max_rows: int | None) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.naive)))
-        request = self.naive[request_id]
+        """As HeldRequests does it: adopt what others have computed by now, compute some rows, seal."""
+        request_id = self._any(data)
+        request = self.books.requests[request_id]
+        self.cache.adopt(request_id)
+        self.books.adopt(request)
         pending = [path for path in request.rows() if path not in request.written]
         assert self.cache.num_pending(request_id) == len(pending)
         if not pending:
@@ -158,38 +248,72 @@ class SequenceMachine(RuleBasedStateMachine):
         fake_forward(self.pool, segment, paths)
         self.cache.mark_written(request_id, len(paths))
         request.written.update(paths)
+        self.books.seal(request)
+
+    @precondition(lambda self: self.books.requests)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        request_id = self._any(data)
+        self.evicted[request_id] = self.books.requests[request_id].tokens
+        self.abort(request_id)
+
+    @precondition(lambda self: self.evicted.keys() - self.books.requests.keys())
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.evicted.keys() - self.books.requests.keys())))
+        self._advance(request_id, 0, self.evicted.pop(request_id))
 
     @rule(request_id=ids)
-    def release(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         self.cache.release(request_id)
-        self.naive.pop(request_id, None)
+        self.books.release(request_id)
+
+    @rule(num_blocks=st.integers(1, NUM_BLOCKS))
+    def evict(self, num_blocks: int) -> None:
+        """A passing request takes so many blocks, if it can."""
+        self._advance("filler", 0, (9,) * (num_blocks * BLOCK_SIZE))
+        self.abort("filler")
 
     @invariant()
-    def no_block_is_lost_or_shared(self) -> None:
-        free, used, total = self.cache.usage()
-        assert used == sum(request.num_blocks() for request in self.naive.values())
-        assert free + used == total == NUM_BLOCKS
-        assert sorted(self.cache.request_ids()) == sorted(self.naive)
+    def the_books_agree(self) -> None:
+        counts = self.cache.usage()
+        assert counts == self.books.counts()
+        assert counts.free + counts.used + counts.cached == counts.total == NUM_BLOCKS
+        assert sorted(self.cache.request_ids()) == sorted(self.books.requests)
+
+    @invariant()
+    def every_computed_row_is_untouched(self) -> None:
+        """Whoever shares a block with whom: what a request would attend to is its own text's."""
+        for request_id, request in self.books.requests.items():
+            if self.cache.num_pending(request_id):
+                written = [path for path in request.rows() if path in request.written]
+                slots = self.cache.next_segment(request_id).column_slots[: len(written)]
+                assert self.pool.kv[0, slots, 0, 0, 0].tolist() == [content(path) for path in written]
+
+    @invariant()
+    def only_committed_texts_are_known(self) -> None:
+        """A rejected node's tokens are never found."""
+        assert self.books.known.keys() <= self.committed
+
+    def _any(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.books.requests)))
 
     def _advance(self, request_id: str, start: int, tokens: Path) -> None:
-        request = self.naive.get(request_id, Naive(()))
-        if start > len(request.tokens):
+        if start > len(self.books.requests.get(request_id, Naive()).tokens):
             return
-        target = request.tokens[:start] + tokens
-        if not self._fits(Naive(target).num_blocks() - request.num_blocks()):
+        target = self.books.requests.get(request_id, Naive()).tokens[:start] + tokens
+        self.committed.update(target[:length] for length in range(len(target)))
+        expected = self.books.advance(request_id, start, tokens)
+        if expected is None:
             with pytest.raises(OutOfBlocks):
                 self.cache.advance(request_id, start, np.array(tokens, dtype=np.int32))
             return
-        assert self.cache.advance(request_id, start, np.array(tokens, dtype=np.int32)) == request.advance(target)
-        self.naive[request_id] = request
+        assert self.cache.advance(request_id, start, np.array(tokens, dtype=np.int32)) == expected
         self.last = (request_id, start, tokens)
-
-    def _fits(self, num_blocks: int) -> bool:
-        return num_blocks <= self.cache.usage().free
 
 
 TestSequenceMachine = SequenceMachine.TestCase
-TestSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSequenceMachine.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
 
 
 def compute(pool: KvPool, cache: SequenceCache, paths: list[Path]) -> None:
@@ -221,13 +345,14 @@ def test_a_step_sent_twice_gives_the_same_work_twice() -> None:
 
 
 def test_an_older_step_truncates() -> None:
-    """The manager of an older step wins; what it does not know is forgotten."""
+    """The manager of an older step wins; what it does not know is forgotten. A sealed block is not written again."""
     pool, cache = new_cache()
-    cache.advance("a", 0, [1, 2, 3, 4, 5])
-    compute(pool, cache, [(1, 2, 3, 4, 5)[:length] for length in range(1, 6)])
-    assert cache.advance("a", 2, [3]) == 2
+    cache.advance("a", 0, [1, 2, 3, 4, 5, 6, 7])
+    compute(pool, cache, [(1, 2, 3, 4, 5, 6, 7)[:length] for length in range(1, 8)])
+    assert cache.advance("a", 5, [6]) == 5
+    assert cache.advance("a", 2, [3]) == 0
     assert cache.held_len("a") == 3
-    assert cache.usage().used == 1
+    assert cache.usage() == (NUM_BLOCKS - 2, 1, 1, NUM_BLOCKS)
 
 
 def test_rows_that_no_forward_wrote_are_not_kept() -> None:
@@ -249,7 +374,7 @@ def test_a_tree_across_a_block_boundary_moves_rows_between_blocks() -> None:
 
 
 def test_a_full_cache_changes_nothing() -> None:
-    """A second request that does not fit is unknown afterwards; the first goes on."""
+    """A second request that does not fit is unknown afterwards; a tree that does not is not put; the first goes on."""
     _, cache = new_cache()
     cache.advance("a", 0, [1] * (NUM_BLOCKS * BLOCK_SIZE - 1))
     before = cache.usage()

@@ -99,7 +99,7 @@ def item(committed: Sequence[int], tree: TokenTree | None = None, start: int = 0
 def step(engine: Engine, *items: VerifyItem, owner: str = "me", released: tuple[str, ...] = ()) -> VerifyReply:
     """One step; the integrity equation must hold behind it."""
     reply = engine.step(VerifyRequest(owner, tuple(map(RequestId, released)), items))
-    assert reply.blocks.free + reply.blocks.used == reply.blocks.total
+    assert reply.blocks.room + reply.blocks.used == reply.blocks.total
     assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
     return reply
 
@@ -263,7 +263,15 @@ REFUSED: list[tuple[str, VerifyItem]] = [
     ("state_missing", item([1, 2, 3], None, 2, params=GREEDY)),
     ("state_missing", item([1, 2, 3], params=None)),
     ("out_of_blocks", item([1] * 200)),
-    ("out_of_blocks", item([1] * 100, random_tree(np.random.default_rng(0), 60, VOCAB_SIZE, 1))),
+    (
+        "out_of_blocks",
+        item(
+            [1] * 100,
+            random_tree(np.random.default_rng(0), 60, VOCAB_SIZE, 1),
+            params=replace(SAMPLED, rule="multi_step"),
+            supports=Supports(*(np.array(values, np.int32) for values in ([0], [1], [5]))),
+        ),
+    ),
 ]
 
 
@@ -278,6 +286,30 @@ def test_a_refused_item_harms_no_other(decoder: Decoder, oracle: Oracle, reason:
     assert answered(reply, "a") == answered(reply, "b") == wanted
     assert answered(step(verifier, sound[1], item([5, 6])), "b") == wanted
     assert step(verifier, released=("a", "b", "r")).blocks.used == 0
+
+
+def test_a_tree_without_room_costs_its_tree_only(decoder: Decoder, oracle: Oracle) -> None:
+    """The root alone is verified; REFUSED has the case where the tree's size depends on draws."""
+    prompt = prompt_of(np.random.default_rng(9), 100)
+    tree = random_tree(np.random.default_rng(0), 60, VOCAB_SIZE, prompt[-1])
+    verifier = engine(decoder, num_blocks=16)
+    assert answered(step(verifier, item(prompt, tree))) == [oracle.next_token(prompt, GREEDY)]
+    assert answered(step(verifier, item(prompt, chain([prompt[-1], 4])))) == oracle.node_tokens(
+        prompt, chain([prompt[-1], 4]), GREEDY
+    )
+
+
+def test_who_is_refused_for_want_of_blocks_holds_nothing(decoder: Decoder) -> None:
+    """Its blocks are there for others at once; what it computed is found when it comes back."""
+    verifier = engine(decoder, num_blocks=20)
+    prompt = prompt_of(np.random.default_rng(10), 81)
+    step(verifier, item(prompt))
+    other = item(prompt_of(np.random.default_rng(11), 65), request_id=RequestId("other"))
+    assert step(verifier, other).refused == ()
+    reply = step(verifier, item([*prompt, *[1] * 40], None, 81))
+    assert [(refused.reason, refused.held_len) for refused in reply.refused] == [("out_of_blocks", 0)]
+    assert (reply.blocks.used, reply.blocks.cached) == (9, 10)
+    assert step(verifier, item(prompt)).items[0].num_found == 80
 
 
 def test_the_same_request_twice_in_a_message_is_answered_once(decoder: Decoder) -> None:
@@ -329,7 +361,7 @@ def test_wild_requests_never_break_the_engine(decoder: Decoder, requests: list[V
     for request in requests:
         reply = verifier.step(request)
         assert len(reply.items) + len(reply.refused) == len(request.items)
-        assert reply.blocks.free + reply.blocks.used == reply.blocks.total
+        assert reply.blocks.room + reply.blocks.used == reply.blocks.total
         assert all(isinstance(entry, VerifiedItem) for entry in reply.items)
         assert all(isinstance(entry, RefusedItem) for entry in reply.refused)
     assert step(verifier, item([1, 2, 3]), owner="sound").refused == ()

@@ -98,7 +98,12 @@ async def test_completion() -> None:
         "created": 1700000000,
         "model": "tiny",
         "choices": [{"index": 0, "text": "hello é😀", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": num_tokens, "total_tokens": num_tokens + 2},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_tokens + 2,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
         "espalier": {
             "seed": SEED,
             "steps": 3,

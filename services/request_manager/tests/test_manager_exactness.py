@@ -123,14 +123,14 @@ def losing(seed: int) -> Rule:
     generations=batches(),
     llm_seed=st.integers(0, 99),
     agreements=st.lists(st.sampled_from([0.0, 0.5, 0.9, 1.0]), max_size=3),
-    prefill_rows=st.sampled_from([1, 7, 32, 500]),
+    step_rows=st.sampled_from([1, 7, 32, 500]),
     loss_seed=st.none() | st.integers(0, 99),
 )
 def test_on_equals_off_token_for_token(
     generations: list[Generation],
     llm_seed: int,
     agreements: list[float],
-    prefill_rows: int,
+    step_rows: int,
     loss_seed: int | None,
 ) -> None:
     """Any parameters, any trees, several SSMs, batches of 1-16, prompt chunks, SSM losses: the same tokens.
@@ -141,7 +141,7 @@ def test_on_equals_off_token_for_token(
     ssms = [ssm(agreement, f"ssm{idx}", llm) for idx, agreement in enumerate(agreements)]
 
     async def scenario() -> list[Outcome]:
-        policy = replace(POLICY, prefill_rows=prefill_rows)
+        policy = replace(POLICY, step_rows=step_rows)
         async with running_stage(verifier(llm), *ssms, policy=policy) as stage:
             if loss_seed is not None:
                 stage.bus.rule = losing(loss_seed)

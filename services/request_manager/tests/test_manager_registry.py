@@ -84,7 +84,7 @@ def test_a_later_announcement_brings_later_facts() -> None:
     registry = Registry(Clock())
     registry.hear(verifier().announcement())
     registry.changed.clear()
-    usage = BlockUsage(1, 2, 3, 4)
+    usage = BlockUsage(1, 2, 3, 6, 4)
     registry.hear(replace(verifier().announcement(), blocks=usage))
     assert registry.live("verifier")[0].announcement.blocks == usage
     assert not registry.changed.is_set()
@@ -180,7 +180,7 @@ async def test_drafts_too_large_for_a_message_cost_the_draft_only() -> None:
     """The SSM lost a prompt that no single message can carry: the steps go on with the root alone."""
     prompt = np.zeros(MAX_PAYLOAD_BYTES // 4, np.int32)
     size = FakeSize(context_len=2 * len(prompt), num_blocks=len(prompt))
-    policy = replace(POLICY, prefill_rows=len(prompt) // 2)
+    policy = replace(POLICY, step_rows=len(prompt) // 2)
     drafter = FakeSsm(LLM, WorkerId("s"), "ssm", size)
 
     def forgetful(_call: Call) -> Fate:
@@ -201,7 +201,7 @@ def test_metrics_show_steps_blocks_and_load() -> None:
     metrics = ManagerMetrics(registry)
     metrics.on_step(StepRecord(2, 10, (2, 1), 5, total_ms=9, draft_ms=2, draft_forward_ms=1, verify_ms=6,
                                verify_forward_ms=5, sample_ms=1))  # fmt: skip
-    metrics.on_blocks(WorkerId("v"), BlockUsage(3, 4, 7, 16))
+    metrics.on_blocks(WorkerId("v"), BlockUsage(3, 4, 2, 9, 16))
     metrics.on_load(2, 1)
     metrics.on_dropped("state_missing")
     wanted = {

@@ -86,7 +86,7 @@ def item(committed: Sequence[int], widths: Sequence[int] = (), start: int = 0, *
 def step(grower: Grower, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
     """One step; the integrity equation must hold behind it."""
     reply = grower.step(DraftRequest(owner, 0, tuple(map(RequestId, released)), items))
-    assert reply.blocks.free + reply.blocks.used == reply.blocks.total
+    assert reply.blocks.room + reply.blocks.used == reply.blocks.total
     assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
     return reply
 
@@ -283,7 +283,7 @@ def test_wild_requests_never_break_the_grower(decoder: Decoder, requests: list[D
     for request in requests:
         reply = ssm.step(request)
         assert len(reply.items) + len(reply.refused) == len(request.items)
-        assert reply.blocks.free + reply.blocks.used == reply.blocks.total
+        assert reply.blocks.room + reply.blocks.used == reply.blocks.total
         for entry in reply.items:
             join_tree(0, entry.tokens, entry.parents)
     assert step(ssm, item([1, 2, 3], (2,)), owner="sound").refused == ()

@@ -108,12 +108,15 @@ class VerifiedItem:
     """The LLM's token after each node, int32 [N], root first; empty for a prompt chunk.
 
     Where the item gave a support, the token is drawn from p outside it (-1 if nothing is left there), and `masses` has
-    p on it. `logprobs`: if the request's parameters ask for them.
+    p on it. `logprobs`: if the request's parameters ask for them. The root's token alone, where more was asked and no
+    support was given: the cache had no room for the tree. num_found: tokens of the item whose K and V the verifier had
+    already, from another request or an earlier one.
     """
 
     request_id: RequestId
     step: int
     tokens: Tokens
+    num_found: int
     masses: Masses | None = None
     logprobs: Logprobs | None = None
 
@@ -121,6 +124,8 @@ class VerifiedItem:
 @dataclass(frozen=True, slots=True)
 class RefusedItem:
     """The worker could not do this item. held_len: committed tokens that it holds; the rest must be sent again.
+
+    `out_of_blocks`: it holds nothing of the request any more, so that others fit.
 
     reason: an error code of treecore.errors (`state_missing`, `out_of_blocks`, `malformed_message`, `model_failed`), or
     `grammar_failed`.
@@ -158,12 +163,25 @@ class VerifyReply:
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """The integrity equation of a KV cache: free + used = total (blocks of `block_len` tokens)."""
+    """The integrity equation of a KV cache: free + used + cached = total (blocks of `block_len` tokens).
+
+    cached: nobody uses them, but who comes with their text will; they count as room.
+    """
 
     free: int
     used: int
+    cached: int
     total: int
     block_len: int
+
+    @property
+    def room(self) -> int:
+        """Blocks that can be had now."""
+        return self.free + self.cached
+
+    def holding(self, num_tokens: int) -> int:
+        """How many blocks `num_tokens` fill."""
+        return -(-num_tokens // self.block_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +203,7 @@ class Announcement:
     def __post_init__(self) -> None:
         is_possible = (
             min(self.vocab_size, self.context_len, self.blocks.block_len) >= 1
-            and min(self.blocks.free, self.blocks.used, self.blocks.total) >= 0
+            and min(self.blocks.free, self.blocks.used, self.blocks.cached, self.blocks.total) >= 0
             and all(0 <= token < self.vocab_size for token in self.eos_token_ids)
         )
         if not is_possible:

@@ -54,7 +54,7 @@ class Engine:
         self._held.compute([item.request_id for item in chunks], with_logits=False)
         outcomes = self._verify([entry for entry in taken if entry.item.wants_token])
         verified = [outcome for outcome in outcomes if isinstance(outcome, VerifiedItem)]
-        verified += [_prefilled(item) for item in chunks]
+        verified += [self._prefilled(item) for item in chunks]
         refused += [outcome for outcome in outcomes if isinstance(outcome, RefusedItem)]
         times = self._held.forward_ms, self._held.sample_ms
         return VerifyReply(self._worker_id, tuple(verified), tuple(refused), *times, self._held.usage())
@@ -69,9 +69,13 @@ class Engine:
             return refused
         if item.supports is not None and not self._held.params(item.request_id).draws_drafts:
             return refusal(item, WireError("a support for a rule that has none"))
-        if not self._held.extend(item.request_id, item.tree_tokens.tolist(), item.tree_parents.tolist()):
-            return refusal(item, OutOfBlocks("no room for the tree"))
-        return _Taken(item, tree)
+        if self._held.extend(item.request_id, item.tree_tokens.tolist(), item.tree_parents.tolist()):
+            return _Taken(item, tree)
+        if item.supports is None:
+            return _Taken(item, TokenTree.of_root(int(item.tokens[-1])))
+        # The size of a drawn tree depends on the draws: to leave out the large ones would bend the law.
+        self._held.forget(item.request_id)
+        return refusal(item, OutOfBlocks("no room for the tree"))
 
     def _checked_tree(self, item: VerifyItem) -> TokenTree:
         if len(item.tokens) == 0 or item.start < 0:
@@ -106,7 +110,11 @@ class Engine:
         except EspalierError as error:
             return refusal(item, error)
         answer = answer_nodes(logits, self._held.params(item.request_id), paths, item.supports)
-        return VerifiedItem(item.request_id, item.step, answer.tokens, answer.masses, answer.logprobs)
+        num_found = self._held.num_found(item.request_id)
+        return VerifiedItem(item.request_id, item.step, answer.tokens, num_found, answer.masses, answer.logprobs)
+
+    def _prefilled(self, item: VerifyItem) -> VerifiedItem:
+        return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32), self._held.num_found(item.request_id))
 
 
 def _check_possible(logits: NDArray[np.float32], paths: Paths) -> None:
@@ -115,10 +123,6 @@ def _check_possible(logits: NDArray[np.float32], paths: Paths) -> None:
         raise ModelFailed("the model's logits are not numbers")
     if paths.is_closed[0]:
         raise InvalidRequest("the output has left its grammar", code="grammar_failed")
-
-
-def _prefilled(item: VerifyItem) -> VerifiedItem:
-    return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32))
 
 
 def _committed_len(item: VerifyItem) -> int:

@@ -19,7 +19,8 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     decoder = await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype)
     spec = decoder.spec
     grammars = await asyncio.to_thread(grammar_starter, settings.model, spec.vocab_size, spec.eos_token_ids)
-    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len, grammars)
+    num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
+    held = HeldRequests(decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
     engine = Engine(worker_id, held, spec.vocab_size)
 

@@ -54,7 +54,8 @@ class TokenDelta:
     """Tokens that one step committed. The last delta has a finish reason; with `stop`, the last token ended the output.
 
     steps: LLM steps so far that produced tokens for this request. num_accepted: how many of the tokens were drafted.
-    logprobs: an entry a token if the request asked for them, else empty.
+    logprobs: an entry a token if the request asked for them, else empty. num_found: tokens of the prompt that were not
+    computed for this request, because they were cached.
     """
 
     tokens: tuple[int, ...]
@@ -62,6 +63,7 @@ class TokenDelta:
     steps: int
     num_accepted: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_found: int = 0
 
 
 class Manager(Protocol):

@@ -39,7 +39,7 @@ def policy_of(settings: ManagerSettings) -> Policy:
     return Policy(
         max_batch=settings.max_batch,
         max_waiting=settings.max_waiting,
-        prefill_rows=settings.prefill_rows,
+        step_rows=settings.step_rows,
         max_tree_nodes=settings.max_tree_nodes,
         expansion=widths,
         draft_deadline_s=settings.draft_deadline_s,

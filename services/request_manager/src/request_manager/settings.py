@@ -17,7 +17,7 @@ class ManagerSettings(ServiceSettings):
     max_tree_nodes: int = Field(64, ge=1, description="nodes of a tree, the root included")
     max_batch: int = Field(16, ge=1, description="requests in one step")
     max_waiting: int = Field(256, ge=1, description="requests that may wait; more are refused with 429")
-    prefill_rows: int = Field(512, ge=1, description="uncached prompt tokens computed in one step")
+    step_rows: int = Field(512, ge=1, description="tokens and nodes in one LLM step; prompts get what decoding leaves")
     max_pause_s: float = Field(600.0, gt=0, description="a request that gets no token for so long fails with 503")
     draft_deadline_s: float = Field(0.25, gt=0, description="how long a step waits for drafts")
 

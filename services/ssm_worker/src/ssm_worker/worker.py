@@ -24,7 +24,8 @@ async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
     spec = decoder.spec
     tokenizer_dir = settings.teacher or settings.ssm
     grammars = await asyncio.to_thread(grammar_starter, tokenizer_dir, spec.vocab_size, spec.eos_token_ids)
-    held = HeldRequests(decoder, settings.kv_tokens // settings.block_len, settings.block_len, grammars)
+    num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
+    held = HeldRequests(decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
     grower = Grower(worker_id, held, spec.vocab_size, decoder.output_token_ids)
 

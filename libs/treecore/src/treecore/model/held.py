@@ -32,6 +32,7 @@ from treecore.model.spec import ModelSpec
 from treecore.params import Grammar, SamplingParams
 
 MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
+_MIN_TWIN_ROWS = 64  # fewer rows are cheaper computed twice than waited for: a wait is a forward more
 
 
 class GrammarState(Protocol):
@@ -60,16 +61,23 @@ class Forwards(Protocol[P]):
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
 
+    reuses_prefixes: whether requests share the K and V of equal beginnings.
     `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
     def __init__(
-        self, decoder: Forwards[P], num_blocks: int, block_len: int, start_grammar: GrammarStarter | None = None
+        self,
+        decoder: Forwards[P],
+        num_blocks: int,
+        block_len: int,
+        start_grammar: GrammarStarter | None = None,
+        *,
+        reuses_prefixes: bool = True,
     ) -> None:
         pool = decoder.new_pool(num_blocks * block_len)
         self._run: Callable[[ForwardBatch], Tensor] = lambda batch: decoder.forward(batch, pool)
         self._spec = decoder.spec
-        self._cache = SequenceCache(pool, block_len)
+        self._cache = SequenceCache(pool, block_len, reuses_prefixes=reuses_prefixes)
         self._block_len = block_len
         self._start_grammar = start_grammar
         self._params: dict[RequestId, SamplingParams] = {}
@@ -96,14 +104,25 @@ class HeldRequests:
         self._owner = owner
         self._taken.clear()
         for request_id in gone:
-            self._cache.release(request_id)
-            self._params.pop(request_id, None)
-            self._grammars.pop(request_id, None)
+            self.forget(request_id)
+
+    def forget(self, request_id: RequestId) -> None:
+        """The request holds nothing here any more; what it computed may still be found by its text."""
+        self._cache.release(request_id)
+        self._params.pop(request_id, None)
+        self._grammars.pop(request_id, None)
 
     def take(self, item: DraftItem | VerifyItem) -> RefusedItem | None:
-        """Take the item's committed tokens in; says why not. A refused item changes nothing."""
+        """Take the item's committed tokens in; says why not.
+
+        A refused item changes nothing, but that a request for which there is no room is forgotten: it will come again
+        with all of its tokens, and others can use its blocks.
+        """
         try:
             self._take(item)
+        except OutOfBlocks as error:
+            self.forget(item.request_id)
+            return refusal(item, error)
         except StateMissing as error:
             return RefusedItem(item.request_id, item.step, error.held_len, error.code)
         except EspalierError as error:
@@ -163,12 +182,32 @@ class HeldRequests:
         found: list[list[NDArray[np.float32]]] = [[] for _ in request_ids]
         pending = [idx for idx, request_id in enumerate(request_ids) if self._cache.num_pending(request_id)]
         while pending:
-            segments = [self._next_segment(request_ids[idx], with_logits=with_logits) for idx in pending]
-            for idx, segment, logits in zip(pending, segments, self._forward(segments), strict=True):
+            ready = self._ready(request_ids, pending)
+            segments = [self._next_segment(request_ids[idx], with_logits=with_logits) for idx in ready]
+            for idx, segment, logits in zip(ready, segments, self._forward(segments), strict=True):
                 self._cache.mark_written(request_ids[idx], segment.num_rows)
                 found[idx].append(logits)
             pending = [idx for idx in pending if self._cache.num_pending(request_ids[idx])]
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+
+    def _ready(self, request_ids: Sequence[RequestId], pending: Sequence[int]) -> list[int]:
+        """Those of `pending` that compute now; whoever needs the very rows that another computes adopts them next time.
+
+        Equal prompts that arrive together (n > 1) are computed once.
+        """
+        ready: list[int] = []
+        for idx in pending:
+            self._cache.adopt(request_ids[idx])
+            if not any(self._is_twin(request_ids[idx], request_ids[other]) for other in ready):
+                ready.append(idx)
+        return ready
+
+    def _is_twin(self, request_id: RequestId, other_id: RequestId) -> bool:
+        return self._cache.num_twin_rows(request_id, other_id) >= _MIN_TWIN_ROWS
+
+    def num_found(self, request_id: RequestId) -> int:
+        """How many of the tokens that the item brought were cached already, by another request or an older one."""
+        return self._cache.num_found(request_id)
 
     def _next_segment(self, request_id: RequestId, *, with_logits: bool) -> Segment:
         segment = self._cache.next_segment(request_id, MAX_SEGMENT_ROWS)
@@ -198,7 +237,7 @@ class HeldRequests:
     def usage(self) -> BlockUsage:
         """The integrity equation of this worker's cache."""
         usage = self._cache.usage()
-        return BlockUsage(usage.free, usage.used, usage.total, self._block_len)
+        return BlockUsage(usage.free, usage.used, usage.cached, usage.total, self._block_len)
 
 
 def refusal(item: DraftItem | VerifyItem, error: EspalierError) -> RefusedItem:

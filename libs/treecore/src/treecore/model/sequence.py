@@ -1,8 +1,11 @@
 """Which tokens of each request have K and V in the cache, and where. Knows blocks, slots and trees, nothing of weights.
 
-A step of a worker is: advance (what was committed), extend (a tree behind it), then next_segment -> forward ->
-mark_written until no row is pending. Rows of a request are numbered: row p < held_len is committed token p, and row
+A step of a worker is: advance (what was committed), extend (a tree behind it), then adopt -> next_segment -> forward
+-> mark_written until no row is pending. Rows of a request are numbered: row p < held_len is committed token p, and row
 held_len - 1 + i is tree node i. Node 0 is the root: the last committed token.
+
+Full blocks of committed tokens before the root are sealed as soon as they are computed: never written again, and found
+by any request with the same text up to their end. The root's block is never sealed.
 """
 
 from collections.abc import Sequence
@@ -48,11 +51,16 @@ class _Tree:
 
 @dataclass(slots=True)
 class _Held:
-    """One request. The first `num_written` rows have their K and V in the cache, the others are pending."""
+    """One request. The first `num_written` rows have their K and V in the cache, the others are pending.
+
+    The first `num_sealed` blocks may have other users. num_found: tokens that were taken from others since the advance.
+    """
 
     tokens: list[int] = field(default_factory=list)
     tree: _Tree = field(default_factory=_Tree)
     num_written: int = 0
+    num_sealed: int = 0
+    num_found: int = 0
     blocks: list[int] = field(default_factory=list)
     slots: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of each row that the blocks can hold
 
@@ -85,12 +93,13 @@ class _Held:
 class SequenceCache:
     """Every request's cached tokens. Owns the block tables, and the rows of `pool` through them; not thread-safe.
 
-    Invariant: usage().free + usage().used == usage().total, and no block belongs to two requests.
+    Invariant: usage().free + usage().used + usage().cached == usage().total; only sealed blocks have several users.
     """
 
-    def __init__(self, pool: Slots, block_len: int = 16) -> None:
+    def __init__(self, pool: Slots, block_len: int = 16, *, reuses_prefixes: bool = True) -> None:
         self._pool = pool
         self._block_len = block_len
+        self._reuses_prefixes = reuses_prefixes
         self._allocator = BlockAllocator(pool.num_slots // block_len)
         self._held: dict[str, _Held] = {}
 
@@ -99,21 +108,28 @@ class SequenceCache:
 
         Keeps the K and V of the longest common prefix with the held tokens, and behind it of the path down the held
         tree that spells the new tokens; that path's rows are moved to follow the prefix. All other tree rows are
-        dropped. The last token, the root of the next tree, never counts as cached: its logits are wanted. Idempotent.
-        Raises StateMissing where tokens before `start` are not held (a start of 0 never does); OutOfBlocks, with
-        nothing changed.
+        dropped. Behind that, sealed blocks of the same text are adopted. The last token, the root of the next tree,
+        never counts as cached: its logits are wanted; where it lies in a sealed block, that block is computed again.
+        Idempotent. Raises StateMissing where tokens before `start` are not held (a start of 0 never does); OutOfBlocks,
+        with the request forgotten.
         """
         held = self._held.get(request_id) or _Held()
         if start > len(held.tokens):
             raise StateMissing(len(held.tokens))
         target = held.tokens[:start] + [int(token) for token in tokens]
         assert target, "a request has at least one committed token"
-        self._reserve(held, len(target))
         self._held[request_id] = held
         kept = self._keep(held, target)
         held.tokens, held.tree = target, _Tree()
-        held.num_written = min(kept, len(target) - 1)
-        self._shrink(held)
+        held.num_written, held.num_found = min(kept, len(target) - 1), 0
+        self._cut(held)
+        self._seal(held)
+        self.adopt(request_id)
+        try:
+            self._reserve(held, len(target))
+        except OutOfBlocks:
+            self.release(request_id)
+            raise
         return held.num_written
 
     def extend(self, request_id: str, tokens: Sequence[int] | TokenArray, parents: Sequence[int] | TokenArray) -> None:
@@ -131,6 +147,35 @@ class SequenceCache:
         held = self._held[request_id]
         return held.num_rows - held.num_written
 
+    def adopt(self, request_id: str) -> None:
+        """Takes over sealed blocks that hold the request's next pending tokens by now."""
+        held = self._held[request_id]
+        found = self._find(held)
+        if not found:
+            return
+        for block in found:
+            self._allocator.share(block)
+        first, last = held.num_sealed, held.num_sealed + len(found)
+        self._allocator.free(held.blocks[first:last])
+        self._set_blocks(held, held.blocks[:first] + found + held.blocks[last:])
+        held.num_sealed = last
+        held.num_found += last * self._block_len - held.num_written
+        held.num_written = last * self._block_len
+
+    def num_found(self, request_id: str) -> int:
+        """How many committed tokens were adopted since the last advance began."""
+        return self._held[request_id].num_found
+
+    def num_twin_rows(self, request_id: str, other_id: str) -> int:
+        """How many of both requests' next pending rows fill the same blocks: once computed, they serve both."""
+        one, other = self._held[request_id], self._held[other_id]
+        first = one.num_sealed * self._block_len
+        if not (self._reuses_prefixes and one.num_written == other.num_written == first):
+            return 0
+        if one.blocks[: one.num_sealed] != other.blocks[: other.num_sealed]:
+            return 0
+        return _common_prefix_len(one.tokens[first:-1], other.tokens[first:-1]) // self._block_len * self._block_len
+
     def next_segment(self, request_id: str, max_rows: int | None = None) -> Segment:
         """The next pending rows, at most `max_rows`. The root and all nodes ask for logits.
 
@@ -147,6 +192,7 @@ class SequenceCache:
         held = self._held[request_id]
         assert num_rows <= held.num_rows - held.num_written, "more rows written than were pending"
         held.num_written += num_rows
+        self._seal(held)
 
     def release(self, request_id: str) -> None:
         """Forgets the request and frees its blocks. Unknown requests are fine: a cancel may come twice."""
@@ -168,7 +214,7 @@ class SequenceCache:
         return list(self._held)
 
     def usage(self) -> BlockCounts:
-        """Blocks free, used and in total."""
+        """Blocks free, used, cached and in total."""
         return self._allocator.usage()
 
     def _keep(self, held: _Held, target: list[int]) -> int:
@@ -188,20 +234,52 @@ class SequenceCache:
         if moved.any():
             self._pool.move(held.slots[rows[moved]], held.slots[first : first + len(rows)][moved])
 
+    def _cut(self, held: _Held) -> None:
+        """Gives up the blocks that the tokens do not need, and sealed ones in which rows are to be written."""
+        num_full = held.num_written // self._block_len
+        num_blocks = -(-len(held.tokens) // self._block_len)
+        if num_full < held.num_sealed:
+            held.num_sealed = num_blocks = num_full
+            held.num_written = num_full * self._block_len
+        if num_blocks < len(held.blocks):
+            self._allocator.free(held.blocks[num_blocks:])
+            self._set_blocks(held, held.blocks[:num_blocks])
+
+    def _seal(self, held: _Held) -> None:
+        """Lets others find the blocks that are full of computed tokens by now."""
+        num_full = min(held.num_written, len(held.tokens) - 1) // self._block_len
+        if not self._reuses_prefixes or num_full <= held.num_sealed:
+            return
+        blocks = list(held.blocks)
+        for idx in range(held.num_sealed, num_full):
+            blocks[idx] = self._allocator.keep(blocks[idx - 1] if idx else None, self._text(held, idx), blocks[idx])
+        held.num_sealed = num_full
+        if blocks != held.blocks:
+            self._set_blocks(held, blocks)
+
+    def _find(self, held: _Held) -> list[int]:
+        """The sealed blocks, of whomever, that continue this request's own."""
+        found: list[int] = []
+        previous = held.blocks[held.num_sealed - 1] if held.num_sealed else None
+        for idx in range(held.num_sealed, (len(held.tokens) - 1) // self._block_len):
+            previous = self._allocator.find(previous, self._text(held, idx))
+            if previous is None:
+                break
+            found.append(previous)
+        return found
+
+    def _text(self, held: _Held, block_idx: int) -> tuple[int, ...]:
+        first = block_idx * self._block_len
+        return tuple(held.tokens[first : first + self._block_len])
+
     def _reserve(self, held: _Held, num_rows: int) -> None:
         missing = -(-num_rows // self._block_len) - len(held.blocks)
         if missing <= 0:
             return
         blocks = self._allocator.allocate(missing)
         if blocks is None:
-            raise OutOfBlocks(f"needs {missing} more blocks of {self._block_len} tokens, {self.usage().free} are free")
+            raise OutOfBlocks(f"needs {missing} more blocks of {self._block_len} tokens: {self.usage()}")
         self._set_blocks(held, held.blocks + blocks)
-
-    def _shrink(self, held: _Held) -> None:
-        num_blocks = -(-held.num_rows // self._block_len)
-        if num_blocks < len(held.blocks):
-            self._allocator.free(held.blocks[num_blocks:])
-            self._set_blocks(held, held.blocks[:num_blocks])
 
     def _set_blocks(self, held: _Held, blocks: list[int]) -> None:
         held.blocks = blocks

@@ -34,6 +34,7 @@ from treecore.params import SamplingParams
 from treecore.service.bus import Bus
 from treecore.sprout import Drafting, pack_laws
 from treecore.testing.scripted import LanguageModel
+from treecore.tree import TokenTree
 from treecore.verify import answer_nodes
 
 
@@ -81,7 +82,7 @@ class _FakeWorker:
     def usage(self) -> BlockUsage:
         """The integrity equation of its imagined cache."""
         used = sum(self._blocks(books.num_rows) for books in self._held.values())
-        return BlockUsage(self.size.num_blocks - used, used, self.size.num_blocks, self.size.block_len)
+        return BlockUsage(self.size.num_blocks - used, used, 0, self.size.num_blocks, self.size.block_len)
 
     def _announcement(self, kind: WorkerKind, *, leaving: bool) -> Announcement:
         size = self.size
@@ -114,10 +115,16 @@ class _FakeWorker:
         params = item.params or held.params  # type: ignore[union-attr]  # one of both is there
         kept = held.tokens[: item.start] if held else []
         books = _Books([*kept, *item.tokens.tolist()], params, item.start + len(item.tokens) + num_nodes)
-        if self._blocks(books.num_rows) > self.usage().free + (self._blocks(held.num_rows) if held else 0):
+        if not self._fits(item, num_nodes):
+            self._held.pop(item.request_id, None)
             return RefusedItem(item.request_id, item.step, 0, OutOfBlocks.code)
         self._held[item.request_id] = books
         return books
+
+    def _fits(self, item: DraftItem | VerifyItem, num_nodes: int) -> bool:
+        held = self._held.get(item.request_id)
+        room = self.usage().free + (self._blocks(held.num_rows) if held else 0)
+        return self._blocks(item.start + len(item.tokens) + num_nodes) <= room
 
     def _is_malformed(self, item: DraftItem | VerifyItem) -> bool:
         tokens = item.tokens
@@ -158,15 +165,17 @@ class FakeVerifier(_FakeWorker):
         if np.any(item.tree_tokens >= self.model.vocab_size):
             return RefusedItem(item.request_id, item.step, 0, WireError.code)
         tree = join_tree(int(item.tokens[-1]), item.tree_tokens, item.tree_parents)
+        if item.supports is None and not self._fits(item, len(tree) - 1):
+            tree = TokenTree.of_root(int(item.tokens[-1]))
         books = self._take(item, len(tree) - 1)
         if isinstance(books, RefusedItem):
             return books
         if not item.wants_token:
-            return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32))
+            return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32), 0)
         paths = tuple(tree.paths())
         logits = np.stack([self.model.logits([*books.tokens, *path]) for path in paths])
         answer = answer_nodes(logits, books.params, Paths(books.tokens, paths), item.supports)
-        return VerifiedItem(item.request_id, item.step, answer.tokens, answer.masses, answer.logprobs)
+        return VerifiedItem(item.request_id, item.step, answer.tokens, 0, answer.masses, answer.logprobs)
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ class Job:
     created: int
     seed: Seed
     generations: tuple[Generation, ...]
+    num_prompts: int
     prompt_len: int
     stops: tuple[str, ...]
     echoes: tuple[str, ...]
@@ -81,6 +82,7 @@ def admit(
         created=arrival.created,
         seed=seed,
         generations=_generations(fields, prompts, _params(fields, seed, card, arrival), card, arrival.request_id),
+        num_prompts=len(prompts),
         prompt_len=sum(len(prompt.tokens) for prompt in prompts),
         stops=tuple(fields.stop),
         echoes=tuple(prompt.echo for prompt in prompts for _ in range(fields.n)),

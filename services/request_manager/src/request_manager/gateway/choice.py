@@ -20,7 +20,7 @@ class ChoiceDelta:
     """Text that became certain and the tokens that were taken, EOS included; `text` may lag behind `tokens`.
 
     steps: LLM steps of this choice so far. num_accepted: how many of the tokens were drafted. logprobs: an entry a
-    token, or none at all. The last delta has a finish reason.
+    token, or none at all. num_found: as in TokenDelta. The last delta has a finish reason.
     """
 
     text: str
@@ -29,6 +29,7 @@ class ChoiceDelta:
     steps: int
     num_accepted: int = 0
     logprobs: tuple[TokenEntry, ...] = ()
+    num_found: int = 0
 
 
 class ChoiceText:
@@ -93,6 +94,7 @@ class ChoiceText:
             steps=delta.steps,
             num_accepted=min(delta.num_accepted, count),
             logprobs=tuple(token_entry(token, logprob, offset, self._codec.spell) for token, logprob, offset in known),
+            num_found=delta.num_found,
         )
 
 

@@ -50,7 +50,12 @@ _COMPLETION_LOGPROBS = _record(
     top_logprobs=_list({"type": "object", "additionalProperties": _LOGPROB}),
     text_offset=_list(_COUNT),
 )
-_USAGE = _record(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+_USAGE = _record(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_record(cached_tokens=_COUNT),
+)
 _EXTENSION = _record(
     seed={"type": "integer", "minimum": 0, "maximum": 2**64 - 1, "description": "Replays the answer."},
     steps=_COUNT,

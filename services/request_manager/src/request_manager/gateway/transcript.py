@@ -19,8 +19,8 @@ from request_manager.gateway.logprobs import TokenEntry
 class Transcript:
     """One choice so far. Written by the answer that owns it, by `add` only.
 
-    accepted: how many steps accepted a drafted token at depth 1, 2, ... first_s, last_s: clock readings of its first
-    and latest token.
+    accepted: how many steps accepted a drafted token at depth 1, 2, ... num_found: tokens of the prompt that were
+    cached. first_s, last_s: clock readings of its first and latest token.
     """
 
     parts: list[str] = field(default_factory=list)
@@ -28,6 +28,7 @@ class Transcript:
     logprobs: list[TokenEntry] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     steps: int = 0
+    num_found: int = 0
     finish_reason: FinishReason | None = None
     first_s: float | None = None
     last_s: float | None = None
@@ -38,7 +39,7 @@ class Transcript:
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         self.accepted = _added(self.accepted, [1] * delta.num_accepted)
-        self.steps, self.finish_reason = delta.steps, delta.finish_reason
+        self.steps, self.num_found, self.finish_reason = delta.steps, delta.num_found, delta.finish_reason
         if delta.tokens:
             self.first_s = now_s if self.first_s is None else self.first_s
             self.last_s = now_s
@@ -49,14 +50,21 @@ class Transcript:
         return "".join(self.parts)
 
 
-def usage(job: Job, transcripts: Sequence[Transcript]) -> dict[str, int]:
-    """OpenAI's usage object; exact."""
+def usage(job: Job, transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """OpenAI's usage object; exact. cached_tokens: those that no choice of their prompt had to compute."""
     completion = sum(len(transcript.tokens) for transcript in transcripts)
     return {
         "prompt_tokens": job.prompt_len,
         "completion_tokens": completion,
         "total_tokens": job.prompt_len + completion,
+        "prompt_tokens_details": {"cached_tokens": _num_cached(job, transcripts)},
     }
+
+
+def _num_cached(job: Job, transcripts: Sequence[Transcript]) -> int:
+    choices = len(transcripts) // job.num_prompts
+    by_prompt = (transcripts[first : first + choices] for first in range(0, len(transcripts), choices))
+    return sum(min(transcript.num_found for transcript in group) for group in by_prompt)
 
 
 def extension(job: Job, transcripts: Sequence[Transcript]) -> dict[str, Any]:

@@ -9,22 +9,31 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 
 from request_manager.contract import Generation
 from request_manager.manager.drafting import DraftWish
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
-from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, plan_step
+from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, fits_alone, plan_step
 from request_manager.manager.ssm_pool import Round, SsmPool
 from request_manager.manager.step_record import Observer, StepRecord
 from request_manager.manager.trial import Trial
 from request_manager.manager.verifying import VerifierLink
 from treecore.accept import Accepted
-from treecore.errors import EspalierError, InvalidRequest, Overloaded, Unavailable, Unreachable, WireError
+from treecore.errors import (
+    EspalierError,
+    InvalidRequest,
+    OutOfBlocks,
+    Overloaded,
+    Unavailable,
+    Unreachable,
+    WireError,
+)
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.merge import merge, prune
-from treecore.messages import RefusedItem, RequestId, VerifiedItem, VerifyReply
+from treecore.messages import BlockUsage, RefusedItem, RequestId, VerifiedItem, VerifyReply, WorkerId
 from treecore.service.telemetry import log_event
 from treecore.tree import TokenTree
 
@@ -45,7 +54,7 @@ class Policy:
 
     max_batch: int
     max_waiting: int
-    prefill_rows: int
+    step_rows: int
     max_tree_nodes: int
     expansion: Expansion
     draft_deadline_s: float
@@ -63,7 +72,8 @@ class Coordinator:
         self._policy = policy
         self._observer = observer
         self._waiting: deque[Request] = deque()
-        self._running: dict[RequestId, Request] = {}
+        self._running: dict[RequestId, Request] = {}  # the oldest first
+        self._blocks: tuple[WorkerId, BlockUsage] | None = None  # as the last reply told
         self._wake = asyncio.Event()
 
     def submit(self, generation: Generation) -> Request:
@@ -78,7 +88,7 @@ class Coordinator:
     def cancel(self, request: Request) -> None:
         """The client is gone: the request takes part in no further step and its cache is freed."""
         request.is_cancelled = True
-        self._waiting = deque(other for other in self._waiting if other is not request)
+        self._leave_queue(request)
         self._wake.set()
 
     async def run(self) -> None:
@@ -118,8 +128,8 @@ class Coordinator:
             self._on_lost_step(plan)
             return
         verified = perf_counter()
+        self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
-        self._observer.on_blocks(reply.worker_id, reply.blocks)
         self._observer.on_step(
             StepRecord(
                 num_requests=len(plan.items),
@@ -132,28 +142,58 @@ class Coordinator:
                 verify_ms=(verified - drafted) * 1e3,
                 verify_forward_ms=reply.forward_ms,
                 sample_ms=drafts.sample_ms + reply.sample_ms,
+                num_asked=sum(trial.num_asked for trial in trials.values()),
+                num_found=sum(
+                    trials[item.request_id].num_found(item) for item in reply.items if item.request_id in trials
+                ),
             )
         )
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def _plan(self, worker: Worker) -> StepPlan:
-        blocks = worker.announcement.blocks
-        policy = self._policy
-        limits = Limits(policy.max_batch, policy.prefill_rows, blocks.total, blocks.block_len, policy.max_tree_nodes)
+        limits = self._limits(worker)
+        self._fail_misfits(limits.blocks)
         suspects = [request for request in self._running.values() if request.num_fruitless >= _SUSPECT]
         running = suspects[:1] or list(self._running.values())
         waiting = [] if suspects else self._waiting
         plan = plan_step(
             [self._standing(request, worker) for request in running],
-            [self._standing(request, worker) for request in waiting],
+            [self._standing(request, worker) for request in islice(waiting, limits.max_batch)],
             limits,
         )
+        for request_id in reversed(plan.preempted):
+            self._preempt(self._running[request_id])
         for _ in plan.admitted:
             request = self._waiting.popleft()
             self._running[request.request_id] = request
         self._observer.on_load(len(self._running), len(self._waiting))
         return plan
+
+    def _limits(self, worker: Worker) -> Limits:
+        policy, blocks = self._policy, worker.announcement.blocks
+        if self._blocks is not None and self._blocks[0] == worker.worker_id:
+            blocks = self._blocks[1]  # fresher than what was announced
+        num_ssms = len({ssm.announcement.name for ssm in self._registry.live("ssm")})
+        return Limits(policy.max_batch, policy.step_rows, blocks, policy.max_tree_nodes, num_ssms)
+
+    def _learn_blocks(self, reply: VerifyReply) -> None:
+        self._blocks = reply.worker_id, reply.blocks
+        self._observer.on_blocks(reply.worker_id, reply.blocks)
+
+    def _fail_misfits(self, blocks: BlockUsage) -> None:
+        """Those who could not be served even alone: too long for any plan, or a smaller verifier took over."""
+        for request in [*self._running.values(), *self._waiting]:
+            if not fits_alone(request.committed_len + request.remaining, blocks):
+                self._fail(request, Unavailable("the request does not fit into the verifier's cache"))
+
+    def _preempt(self, request: Request) -> None:
+        """Its blocks go to older requests; it waits in front of all younger ones and is computed again."""
+        self._observer.on_preempted()
+        del self._running[request.request_id]
+        self._waiting.appendleft(request)
+        request.holds(None, 0)
+        self._release(request.request_id)
 
     def _standing(self, request: Request, worker: Worker) -> Standing:
         generation = request.generation
@@ -162,25 +202,17 @@ class Coordinator:
             request.request_id,
             request.committed_len,
             request.held_len(worker.worker_id),
-            len(generation.prompt) + generation.max_tokens,
+            request.held_rows(worker.worker_id),
+            request.committed_len + request.remaining,
             expansion if generation.speculation else NO_DRAFT,
         )
 
     async def _idle(self, worker: Worker) -> None:
         """No step is due: have finished requests freed, then sleep until there is work."""
-        if self._waiting and not self._running:  # the first does not fit: it never will
-            request = self._waiting.popleft()
-            request.outbox.put_nowait(Unavailable("the request does not fit into the verifier's cache"))
-            return
-        if self._running:  # nobody takes part: a smaller verifier took over
-            too_large = Unavailable("the request failed: it does not fit into the verifier's cache")
-            self._fail(next(iter(self._running.values())), too_large)
-            return
         self._ssms.flush()
         if self._verifier.owes_release:
             with suppress(Unavailable):
-                reply = await self._verifier.ask(worker, ())
-                self._observer.on_blocks(reply.worker_id, reply.blocks)
+                self._learn_blocks(await self._verifier.ask(worker, ()))
             return
         self._wake.clear()
         with suppress(TimeoutError):
@@ -221,20 +253,39 @@ class Coordinator:
         answers: dict[RequestId, VerifiedItem | RefusedItem] = {}
         answers.update((item.request_id, item) for item in reply.items)
         answers.update((item.request_id, item) for item in reply.refused)
-        accepted = []
+        accepted: list[Accepted] = []
+        crowded_out: list[Request] = []
         for request_id, trial in trials.items():
             request, answer = trial.request, answers.get(request_id)
             if answer is None or answer.step != request.step:
                 self._drop(request, "other_step")
             elif isinstance(answer, RefusedItem):
                 request.holds(worker.worker_id, max(0, min(answer.held_len, request.committed_len - 1)))
-                self._drop(request, answer.reason)
+                if answer.reason == OutOfBlocks.code:
+                    crowded_out.append(request)
+                else:
+                    self._drop(request, answer.reason)
             else:
                 accepted += self._commit_trial(trial, answer, worker)
+        self._make_room(crowded_out)
         return accepted
+
+    def _make_room(self, crowded_out: Sequence[Request]) -> None:
+        """The plan was too hopeful: the youngest gives way, or all do if even the oldest did not get its blocks."""
+        if not crowded_out:
+            return
+        oldest, *younger = self._running.values()
+        for request in crowded_out:
+            if request is oldest:
+                self._drop(request, OutOfBlocks.code)
+            else:
+                self._observer.on_dropped(OutOfBlocks.code)
+        for victim in younger[::-1] if any(request is oldest for request in crowded_out) else younger[-1:]:
+            self._preempt(victim)
 
     def _on_lost_step(self, plan: StepPlan) -> None:
         """The verifier did not live to answer. If that goes on, one request of the batch may be what kills it."""
+        self._blocks = None
         for item in plan.items:
             self._drop(self._running[item.request_id], "lost_step")
 
@@ -262,8 +313,10 @@ class Coordinator:
         except WireError as error:
             self._drop(request, error.code)
             return []
-        request.holds(worker.worker_id, item.end)
+        request.holds(worker.worker_id, item.end, max(0, len(answer.tokens) - 1))
         request.num_fruitless = 0
+        if request.num_token_steps == 0:
+            request.num_found = (request.num_found if item.start else 0) + trial.num_found(answer)
         request.step += 1
         if found is None:
             return []
@@ -278,10 +331,18 @@ class Coordinator:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """The request is over: its place is free, and the workers will hear of it with the next message."""
-        del self._running[request.request_id]
-        self._verifier.release(request.request_id)
-        self._ssms.release(request.request_id)
+        """The request is over: its place is free."""
+        self._running.pop(request.request_id, None)
+        self._leave_queue(request)
+        self._release(request.request_id)
+
+    def _leave_queue(self, request: Request) -> None:
+        self._waiting = deque(other for other in self._waiting if other is not request)
+
+    def _release(self, request_id: RequestId) -> None:
+        """The workers will hear with the next message that the request holds nothing any more."""
+        self._verifier.release(request_id)
+        self._ssms.release(request_id)
 
 
 def _per_depth(accepted: Sequence[Accepted]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class LocalManager:
         return self._card
 
     def _card_of(self, announcement: Announcement) -> ModelCard:
-        capacity = announcement.blocks.total * announcement.blocks.block_len - self._max_tree_nodes
+        capacity = announcement.blocks.total * announcement.blocks.block_len
         return ModelCard(
             announcement.name,
             announcement.vocab_size,

@@ -24,6 +24,13 @@ class ManagerMetrics:
         self._accepted = Counter(
             "espalier_accepted_tokens", "Drafted nodes accepted, by depth", ["depth"], registry=registry
         )
+        self._asked = Counter("espalier_prompt_tokens", "Tokens of prompts sent to the verifier", registry=registry)
+        self._found = Counter(
+            "espalier_cached_prompt_tokens", "Tokens of prompts that the verifier had cached", registry=registry
+        )
+        self._preempted = Counter(
+            "espalier_preemptions", "Requests that lost their blocks to others and waited again", registry=registry
+        )
         seconds = Histogram(
             "espalier_step_part_seconds",
             "Time of a step by part",
@@ -43,6 +50,8 @@ class ManagerMetrics:
         self._steps.inc()
         self._tokens.inc(record.num_committed)
         self._drafted.inc(record.num_drafted)
+        self._asked.inc(record.num_asked)
+        self._found.inc(record.num_found)
         for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
             self._accepted.labels(str(depth)).inc(count)
         for part, histogram in self._parts.items():
@@ -52,12 +61,17 @@ class ManagerMetrics:
         """Show the verifier's cache."""
         self._blocks.labels("free").set(usage.free)
         self._blocks.labels("used").set(usage.used)
+        self._blocks.labels("cached").set(usage.cached)
         self._blocks.labels("total").set(usage.total)
 
     def on_load(self, num_running: int, num_waiting: int) -> None:
         """Show the queue."""
         self._requests.labels("running").set(num_running)
         self._requests.labels("waiting").set(num_waiting)
+
+    def on_preempted(self) -> None:
+        """Count a preemption."""
+        self._preempted.inc()
 
     def on_dropped(self, reason: str) -> None:
         """Count an unusable answer."""

@@ -19,7 +19,8 @@ class Request:
 
     committed: prompt and output. step: the step in progress, counted per request, repeated when a step is retried.
     num_fruitless: steps in a row whose answer for this request could not be used.
-    verifier_id, verified_len: which verifier holds how many committed tokens, as far as the manager knows.
+    verifier_id, verified_len, verified_rows: which verifier holds how many committed tokens, and has blocks for how
+    many rows, as far as the manager knows. num_found: tokens of the prompt that the verifier had already.
     """
 
     generation: Generation
@@ -30,6 +31,8 @@ class Request:
     num_fruitless: int = 0
     verifier_id: WorkerId | None = None
     verified_len: int = 0
+    verified_rows: int = 0
+    num_found: int = 0
     is_cancelled: bool = False
     finish_reason: FinishReason | None = None
 
@@ -55,9 +58,14 @@ class Request:
         """Committed tokens that this verifier holds: none of them if another one held them last."""
         return self.verified_len if self.verifier_id == verifier_id else 0
 
-    def holds(self, verifier_id: WorkerId, num_tokens: int) -> None:
-        """Note that this verifier holds the first `num_tokens` committed tokens."""
+    def held_rows(self, verifier_id: WorkerId) -> int:
+        """Committed tokens and nodes that this verifier has blocks for."""
+        return self.verified_rows if self.verifier_id == verifier_id else 0
+
+    def holds(self, verifier_id: WorkerId | None, num_tokens: int, num_nodes: int = 0) -> None:
+        """Note that this verifier holds the first `num_tokens` committed tokens, and so many nodes behind them."""
         self.verifier_id, self.verified_len = verifier_id, num_tokens
+        self.verified_rows = num_tokens + num_nodes
 
     def tokens_between(self, start: int, end: int) -> Tokens:
         """Committed tokens [start, end), int32."""
@@ -81,6 +89,6 @@ class Request:
         elif self.remaining == 0:
             self.finish_reason = "length"
         num_kept = len(kept)
-        told = min(num_accepted, num_kept), tuple(logprobs[:num_kept])
+        told = min(num_accepted, num_kept), tuple(logprobs[:num_kept]), self.num_found
         self.outbox.put_nowait(TokenDelta(kept, self.finish_reason, self.num_token_steps, *told))
         return num_kept

@@ -1,37 +1,44 @@
 """Iteration-level scheduling (Orca): which requests take part in the next step, and with what. Pure.
 
-Knows lengths and budgets; must not know workers, tokens or time.
+Knows lengths, blocks and budgets; must not know workers, tokens or time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 
-from treecore.expand import NO_DRAFT, Expansion
-from treecore.messages import RequestId
+from treecore.expand import NO_DRAFT, Expansion, num_nodes
+from treecore.messages import BlockUsage, RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_batch: requests in a step. prefill_rows: uncached tokens computed in a step, over all requests.
+    """max_batch: requests that run. step_rows: rows (tokens and nodes) computed in a step, over all requests.
 
-    num_blocks, block_len: the verifier's KV cache. max_tree_nodes: with the root.
+    blocks: the verifier's cache behind the last step. max_tree_nodes: with the root. num_ssms: each brings a tree.
     """
 
     max_batch: int
-    prefill_rows: int
-    num_blocks: int
-    block_len: int
+    step_rows: int
+    blocks: BlockUsage
     max_tree_nodes: int
+    num_ssms: int = 1
+
+    def num_drafted(self, expansion: Expansion) -> int:
+        """Nodes below the root in the merged tree, at most; not a function of what is drawn."""
+        return min(self.max_tree_nodes - 1, self.num_ssms * (num_nodes(expansion) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the scheduler needs to know of one request. held_len: committed tokens that the verifier holds."""
+    """What the scheduler needs to know of one request.
+
+    held_len: committed tokens that the verifier holds. held_rows: tokens and nodes that it has blocks for.
+    """
 
     request_id: RequestId
     committed_len: int
     held_len: int
+    held_rows: int
     final_len: int
     expansion: Expansion
 
@@ -54,55 +61,124 @@ class PlannedItem:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `items` run, of which `admitted` have just left the queue."""
+    """One step: `items` run. `admitted` have just left the queue; `preempted` go back to its front, in this order."""
 
     items: tuple[PlannedItem, ...]
     admitted: tuple[RequestId, ...]
+    preempted: tuple[RequestId, ...] = ()
 
 
 def plan_step(running: Sequence[Standing], waiting: Sequence[Standing], limits: Limits) -> StepPlan:
-    """Everyone who runs takes part; whoever waits is admitted in order while batch and blocks allow.
+    """The next step of those who run and who wait, both oldest first.
 
-    Blocks are reserved for a request's final length, so nothing admitted is ever dropped for want of cache; when a
-    smaller verifier takes over, the latest of those who run sit out until the others are done. Rows go to short pieces
-    (accepted runs) first: whoever decodes is not slowed by a prompt. Everyone gets at least one.
+    Blocks are promised to nobody in advance: while the growth of those who run fits, whoever waits is admitted in
+    order; when it does not, the youngest are preempted. So the oldest always gets on, whoever waits comes to be the
+    oldest, and nobody is preempted by one who came later: no two requests can evict each other for ever.
     """
-    fitting = _fitting(running, limits.num_blocks, limits)
-    admitted = _admit(fitting, waiting, limits) if len(fitting) == len(running) else []
-    rows_left = limits.prefill_rows
-    items = []
-    for standing in sorted([*fitting, *admitted], key=lambda standing: standing.num_uncached > limits.max_tree_nodes):
-        item = _plan_item(standing, max(rows_left, 1))
-        rows_left -= item.end - item.start
-        items.append(item)
-        rows_left = max(0, rows_left)
-    return StepPlan(tuple(items), tuple(standing.request_id for standing in admitted))
+    staying = _staying(running, limits)
+    preempted = running[len(staying) :]
+    admitted = [] if preempted else _admitted(staying, waiting, limits)
+    items = _items(_with_trees([*staying, *admitted], limits), limits)
+    return StepPlan(tuple(items), _ids(admitted), _ids(preempted))
 
 
-def reserved_blocks(final_len: int, limits: Limits) -> int:
-    """Blocks that a request may ever need, its tree included."""
-    return -(-(final_len + limits.max_tree_nodes) // limits.block_len)
+def fits_alone(final_len: int, blocks: BlockUsage) -> bool:
+    """Whether a request can be served to its end if it has the whole cache; it may have to do without trees."""
+    return blocks.holding(final_len) <= blocks.total
 
 
-def _admit(running: Sequence[Standing], waiting: Sequence[Standing], limits: Limits) -> list[Standing]:
-    num_reserved = sum(reserved_blocks(standing.final_len, limits) for standing in running)
-    return _fitting(waiting[: max(0, limits.max_batch - len(running))], limits.num_blocks - num_reserved, limits)
+def _staying(running: Sequence[Standing], limits: Limits) -> list[Standing]:
+    """The oldest of those who run whose committed tokens fit once the others' blocks are free; at least one.
 
-
-def _fitting(standings: Sequence[Standing], num_blocks: int, limits: Limits) -> list[Standing]:
-    """The first of `standings` that fit together; whoever does not holds up all behind it, so that nobody starves."""
-    needed = accumulate(reserved_blocks(standing.final_len, limits) for standing in standings)
-    return [standing for standing, total in zip(standings, needed, strict=True) if total <= num_blocks]
-
-
-def _plan_item(standing: Standing, rows_left: int) -> PlannedItem:
-    """Send what is uncached, at most `rows_left` tokens; draft only for a request whose prompt is in the cache.
-
-    A step never yields more than what remains, bonus token included, so deeper nodes would be in vain.
+    Shared blocks are counted as if each user had its own. Where that is too hopeful the verifier refuses, and
+    the next plan knows better.
     """
-    end = standing.held_len + min(standing.num_uncached, rows_left)
-    is_complete = end == standing.committed_len
+    staying, room = list(running), limits.blocks.room
+    while len(staying) > 1 and sum(_growth(standing, 0, limits) for standing in staying) > room:
+        room += limits.blocks.holding(staying.pop().held_rows)
+    return staying
+
+
+def _admitted(running: Sequence[Standing], waiting: Sequence[Standing], limits: Limits) -> list[Standing]:
+    """The first of `waiting` that fit, each with a tree's worth of room to grow; nobody overtakes.
+
+    Where nobody runs the first is admitted in any case: what is over frees its blocks as the step begins.
+    """
+    ahead = limits.max_tree_nodes
+    room = limits.blocks.room - sum(_growth(standing, ahead, limits) for standing in running)
+    admitted: list[Standing] = []
+    for standing in waiting[: max(0, limits.max_batch - len(running))]:
+        room -= _growth(standing, ahead, limits)
+        if room < 0 and (running or admitted):
+            break
+        admitted.append(standing)
+    return admitted
+
+
+def _growth(standing: Standing, num_more: int, limits: Limits) -> int:
+    """Blocks that the request lacks for its committed tokens and `num_more` rows."""
+    blocks = limits.blocks
+    return max(0, blocks.holding(standing.committed_len + num_more) - blocks.holding(standing.held_rows))
+
+
+def _with_trees(taking_part: Sequence[Standing], limits: Limits) -> list[Standing]:
+    """A tree that does not fit costs its tree only; the oldest get theirs first."""
+    room = limits.blocks.room - sum(_growth(standing, 0, limits) for standing in taking_part)
+    found = []
+    for standing in taking_part:
+        num_more = limits.num_drafted(standing.expansion)
+        extra = _growth(standing, num_more, limits) - _growth(standing, 0, limits)
+        fits = extra <= max(room, 0)
+        room -= extra if fits else 0
+        found.append(standing if fits else replace(standing, expansion=NO_DRAFT))
+    return found
+
+
+def _items(taking_part: Sequence[Standing], limits: Limits) -> list[PlannedItem]:
+    """One budget of rows: who decodes takes what it needs, prompts get what is left, in order.
+
+    The first prompt gets a block at least, so that it gets on beside any number of others.
+    """
+    items = [_decoding(standing) for standing in taking_part if not _is_prefill(standing, limits)]
+    rows_left = limits.step_rows - sum(_num_rows(item, limits) for item in items)
+    rows_left = max(rows_left, limits.blocks.block_len)
+    for standing in taking_part:
+        if _is_prefill(standing, limits) and (item := _chunk(standing, rows_left, limits)):
+            items.append(item)
+            rows_left -= _num_rows(item, limits)
+    return items
+
+
+def _is_prefill(standing: Standing, limits: Limits) -> bool:
+    """More to compute than any accepted run: a prompt, or a request that was preempted or lost its verifier."""
+    return standing.held_len == 0 or standing.num_uncached > limits.max_tree_nodes
+
+
+def _decoding(standing: Standing) -> PlannedItem:
+    """Everything uncached, and a tree; a step never yields more than what remains, so deeper nodes would be in vain."""
     remaining = standing.final_len - standing.committed_len
-    can_draft = is_complete and standing.held_len > 0
-    expansion = Expansion(standing.expansion[: remaining - 1]) if can_draft else NO_DRAFT
-    return PlannedItem(standing.request_id, standing.held_len, end, expansion, is_complete)
+    expansion = Expansion(standing.expansion[: remaining - 1])
+    return PlannedItem(standing.request_id, standing.held_len, standing.committed_len, expansion, is_complete=True)
+
+
+def _chunk(standing: Standing, num_rows: int, limits: Limits) -> PlannedItem | None:
+    """At most `num_rows` tokens: all that is left, or up to the end of a block; None if that end is not among them.
+
+    A tree only grows behind a prompt of which a part is cached: until then the SSM reads, too.
+    """
+    if standing.num_uncached <= num_rows:
+        item = _decoding(standing)
+        return item if standing.held_len else replace(item, expansion=NO_DRAFT)
+    block_len = limits.blocks.block_len
+    end = (standing.held_len + num_rows) // block_len * block_len
+    if end <= standing.held_len:
+        return None
+    return PlannedItem(standing.request_id, standing.held_len, end, NO_DRAFT, is_complete=False)
+
+
+def _num_rows(item: PlannedItem, limits: Limits) -> int:
+    return item.end - item.start + limits.num_drafted(item.expansion)
+
+
+def _ids(standings: Sequence[Standing]) -> tuple[RequestId, ...]:
+    return tuple(standing.request_id for standing in standings)

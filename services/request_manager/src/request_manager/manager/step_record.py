@@ -11,7 +11,8 @@ class StepRecord:
     """One step. Times in ms.
 
     num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
-    at depth i + 1; num_committed tokens are new. draft, verify: from sending to having the answer; *_forward: inside
+    at depth i + 1; num_committed tokens are new. num_asked tokens of prompts were sent, num_found of them were cached.
+    draft, verify: from sending to having the answer; *_forward: inside
     the models' forwards; sample: choosing tokens from logits, in both models.
     """
 
@@ -25,6 +26,8 @@ class StepRecord:
     verify_ms: float
     verify_forward_ms: float
     sample_ms: float
+    num_asked: int = 0
+    num_found: int = 0
 
     @property
     def num_accepted(self) -> int:
@@ -48,6 +51,9 @@ class Observer(Protocol):
 
     def on_load(self, num_running: int, num_waiting: int) -> None:
         """Requests entered or left."""
+
+    def on_preempted(self) -> None:
+        """A request lost its blocks to others and waits again."""
 
     def on_dropped(self, reason: str) -> None:
         """An answer could not be used: late, refused, of another step."""

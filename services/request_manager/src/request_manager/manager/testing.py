@@ -28,7 +28,7 @@ OWNER = "manager-under-test"
 POLICY = Policy(
     max_batch=16,
     max_waiting=64,
-    prefill_rows=32,
+    step_rows=32,
     max_tree_nodes=16,
     expansion=Expansion((2, 1)),
     draft_deadline_s=5.0,
@@ -56,6 +56,7 @@ class Recorder:
     dropped: Counter[str] = field(default_factory=Counter)
     blocks: dict[WorkerId, BlockUsage] = field(default_factory=dict)
     load: tuple[int, int] = (0, 0)
+    num_preempted: int = 0
 
     def on_step(self, record: StepRecord) -> None:
         """See Observer."""
@@ -68,6 +69,10 @@ class Recorder:
     def on_load(self, num_running: int, num_waiting: int) -> None:
         """See Observer."""
         self.load = (num_running, num_waiting)
+
+    def on_preempted(self) -> None:
+        """See Observer."""
+        self.num_preempted += 1
 
     def on_dropped(self, reason: str) -> None:
         """See Observer."""

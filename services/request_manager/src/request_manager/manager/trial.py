@@ -39,6 +39,15 @@ class Trial:
         """Nodes below the root."""
         return len(self.tree) - 1
 
+    @property
+    def num_asked(self) -> int:
+        """Tokens of the prompt that are sent."""
+        return max(0, min(self.item.end, len(self.request.generation.prompt)) - self.item.start)
+
+    def num_found(self, answer: VerifiedItem) -> int:
+        """How many of those the verifier had already."""
+        return min(max(answer.num_found, 0), self.num_asked)
+
     def question(self) -> VerifyItem:
         """What the verifier is asked."""
         request, item = self.request, self.item
@@ -60,6 +69,8 @@ class Trial:
 
         Raises WireError if the answer is not one to the question.
         """
+        if self._lost_its_tree(answer):
+            return Trial(self.request, self.item, TokenTree.of_root(int(self.tree.tokens[0]))).judge(answer, vocab_size)
         self._check(answer, vocab_size)
         if not self.item.is_complete:
             return None
@@ -70,6 +81,10 @@ class Trial:
             params, committed_len = request.generation.params, request.committed_len
             path = walk_multi_step(self.tree, answer.tokens, answer.masses, self._supports, params, committed_len)
         return StepTokens(path, self._told(path, answer))
+
+    def _lost_its_tree(self, answer: VerifiedItem) -> bool:
+        """Whether the verifier had no room for the tree and looked at the root alone."""
+        return self.item.is_complete and self._supports is None and len(answer.tokens) == 1 < len(self.tree)
 
     def _check(self, answer: VerifiedItem, vocab_size: int) -> None:
         """A token of the vocabulary for each node, masses and log-probs where they were asked for."""
