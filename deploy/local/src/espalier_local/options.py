@@ -15,7 +15,7 @@ _MAX_TREE_NODES = 4096  # a typing error, not a policy: the manager knows its ow
 
 
 def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel = "warning") -> None:
-    """--model, --ssm, --dtype, --threads, --tree, --log-level."""
+    """--model, --ssm, --dtype, --threads, --tree, --no-prefix-cache, --log-level."""
     add = parser.add_argument_group("the system").add_argument
     add("--model", default=SMOLLM2.name, help=f"{', '.join(KNOWN)}, a directory, a .gguf file or a hub name")
     add(
@@ -31,6 +31,7 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
         help="CPU threads of each model process (default: half)",
     )
     add("--tree", type=widths, metavar="K1,K2,..", help="children per node on each level of the token tree")
+    add("--no-prefix-cache", action="store_true", help="never reuse K and V of one request for another")
     add("--log-level", choices=get_args(LogLevel), default=log_level)
 
 
@@ -54,6 +55,7 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         host=getattr(args, "host", "127.0.0.1"),
         port=getattr(args, "port", 0),
         tree=args.tree,
+        prefix_cache=not args.no_prefix_cache,
         log_level=args.log_level,
     )
 

@@ -49,6 +49,7 @@ class SystemConfig:
     host: str = "127.0.0.1"
     port: int = 0
     tree: tuple[int, ...] | None = None
+    prefix_cache: bool = True
     log_level: LogLevel = "warning"
     start_timeout_s: float = 300.0
 
@@ -69,7 +70,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     """The services of a system, in the order of their start; the broker comes before them."""
     teacher = str(config.model.directory)
     model = ("--model", teacher)
-    dtype = ("--dtype", config.dtype)
+    worker_flags = ("--dtype", config.dtype, "--prefix-cache" if config.prefix_cache else "--no-prefix-cache")
     tree = () if config.tree is None else ("--tree", ",".join(map(str, config.tree)))
     listen = ("--host", at.host, "--port", str(at.port))
 
@@ -79,11 +80,13 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env)
 
     workers = [
-        service(ssm_child(idx), SSM, "--ssm", str(ssm.directory), "--teacher", teacher, "--name", ssm.name, *dtype)
+        service(
+            ssm_child(idx), SSM, "--ssm", str(ssm.directory), "--teacher", teacher, "--name", ssm.name, *worker_flags
+        )
         for idx, ssm in enumerate(config.ssms)
     ]
     return (
-        service(VERIFIER, VERIFIER, *model, "--name", config.model.name, *dtype),
+        service(VERIFIER, VERIFIER, *model, "--name", config.model.name, *worker_flags),
         *workers,
         service(MANAGER, MANAGER, *model, *listen, *tree),
     )
