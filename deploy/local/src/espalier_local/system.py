@@ -70,7 +70,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     """The services of a system, in the order of their start; the broker comes before them."""
     teacher = str(config.model.directory)
     model = ("--model", teacher)
-    worker_flags = ("--dtype", config.dtype, "--prefix-cache" if config.prefix_cache else "--no-prefix-cache")
+    worker_flags = ("--dtype", config.dtype, *(() if config.prefix_cache else ("--no-prefix-cache",)))
     tree = () if config.tree is None else ("--tree", ",".join(map(str, config.tree)))
     listen = ("--host", at.host, "--port", str(at.port))
 
