@@ -9,7 +9,21 @@ from pydantic_settings import CliImplicitFlag
 from treecore.service.settings import ServiceSettings
 
 
-class VerifierSettings(ServiceSettings):
+class GroupSettings(ServiceSettings):
+    """How many ranks there are and which one this is. A LeaderWorkerSet or a StatefulSet tells most of it."""
+
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="ranks that split each layer")
+    pipeline_parallel_size: int = Field(1, ge=1, le=64, description="stages that split the layers")
+    rank: int | None = Field(None, ge=0, description="this process's rank (default: LWS_WORKER_INDEX, or the ordinal)")
+    rendezvous: str | None = Field(None, description="host:port where rank 0 waits (default: LWS_LEADER_ADDRESS)")
+    group_service: str | None = Field(None, description="headless service of the StatefulSet that runs the ranks")
+    group_port: int = Field(7800, ge=1, le=65535, description="port of the rendezvous where its host is found")
+    group_timeout_s: float = Field(60, ge=1, description="longest wait in a collective, and longest silence of a rank")
+    rendezvous_timeout_s: float = Field(600, ge=1, description="how long ranks wait for the group to be complete")
+    group_generation: str = Field("", description="ranks of different generations form no group, e.g. a revision's hash")
+
+
+class VerifierSettings(GroupSettings):
     """Flags of `python -m llm_verifier`."""
 
     model: Path = Field(description="directory of the LLM's checkpoint")
