@@ -7,6 +7,7 @@ PayloadTooLarge
 Overloaded          admission is full; come back after `retry_after_s`
 Unavailable         no verifier can step right now
 Unreachable         a message reached nobody
+GroupFailed         ranks that are no verifier group, or no longer one
 WireError           bytes that are no message of ours
 StateMissing        a worker lacks the tokens that a step builds on
 OutOfBlocks         the KV cache has no room for this step
@@ -63,6 +64,12 @@ class Unavailable(EspalierError):
 
 class Unreachable(Unavailable):
     """The message was not delivered: what it asked for has not been done, nor begun."""
+
+
+class GroupFailed(Unavailable):
+    """The ranks of a verifier group have not come together, or one of them has failed; starting again may help."""
+
+    code = "group_failed"
 
 
 class WireError(EspalierError):

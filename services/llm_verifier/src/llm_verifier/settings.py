@@ -20,7 +20,9 @@ class GroupSettings(ServiceSettings):
     group_port: int = Field(7800, ge=1, le=65535, description="port of the rendezvous where its host is found")
     group_timeout_s: float = Field(60, ge=1, description="longest wait in a collective, and longest silence of a rank")
     rendezvous_timeout_s: float = Field(600, ge=1, description="how long ranks wait for the group to be complete")
-    group_generation: str = Field("", description="ranks of different generations form no group, e.g. a revision's hash")
+    group_generation: str = Field(
+        "", description="ranks of different generations form no group, e.g. a revision's hash"
+    )
 
 
 class VerifierSettings(GroupSettings):

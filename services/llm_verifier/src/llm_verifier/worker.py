@@ -1,22 +1,62 @@
-"""The verifier process: loads the LLM, announces itself, answers VerifyRequests."""
+"""The verifier process: loads the LLM, or its part of it, announces itself, answers VerifyRequests.
+
+Rank 0 of a group does that for all of them; the other ranks never speak NATS.
+"""
 
 import asyncio
+import os
 import secrets
+import socket
 import sys
+from contextlib import ExitStack
 
 from llm_verifier.engine import Engine
+from llm_verifier.group.member import Follower, lead
+from llm_verifier.group.seat import Seat, find_seat
 from llm_verifier.settings import VerifierSettings
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
-from treecore.model.held import HeldRequests
+from treecore.model.held import Forwards, HeldRequests, P
 from treecore.model.load import load_decoder
 from treecore.service.lifecycle import run_service
+from treecore.service.tasks import first_of
 from treecore.service.worker import serve_worker
 
 
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
-    decoder = await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype)
+    seat = find_seat(settings, os.environ, socket.gethostname())
+    if seat.size == 1:
+        await _serve_steps(settings, await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype), stop)
+    elif seat.rank == 0:
+        await _lead(seat, settings, stop)
+    else:
+        await _follow(seat, settings, stop)
+
+
+async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop_all() -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    with ExitStack() as stack:
+        group = lead(seat, settings, stop.is_set, stop_all)
+        await _serve_steps(settings, await asyncio.to_thread(stack.enter_context, group), stop)
+
+
+async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:
+    follower = Follower(seat, settings)
+
+    async def leave_on_stop() -> None:
+        await stop.wait()
+        follower.leave()
+        await asyncio.get_running_loop().create_future()  # the group ends, and with it `run`
+
+    await first_of(asyncio.to_thread(follower.run), leave_on_stop())
+
+
+async def _serve_steps(settings: VerifierSettings, decoder: Forwards[P], stop: asyncio.Event) -> None:
     spec = decoder.spec
     grammars = await asyncio.to_thread(grammar_starter, settings.model, spec.vocab_size, spec.eos_token_ids)
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache

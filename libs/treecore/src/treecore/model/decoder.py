@@ -66,6 +66,11 @@ class Decoder:
         """The token id of each column of the logits; None where column v is token v."""
         return self._weights.output_token_ids
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of this rank's stage."""
+        return len(self._weights.layers)
+
     def new_pool(self, num_slots: int) -> KvPool:
         """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
         shape = KvShape(len(self._weights.layers), self.spec.num_kv_heads, self.spec.head_dim)

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import uvloop
 
-from treecore.errors import ConfigError, Unavailable
+from treecore.errors import ConfigError, GroupFailed, Unavailable
 from treecore.service.settings import ServiceSettings, read_settings
-from treecore.service.telemetry import start_logging
+from treecore.service.telemetry import log_event, start_logging
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -33,6 +33,9 @@ def run_service(
     except ConfigError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the line that start-up owes the user
         return _EXIT_CONFIG
+    except GroupFailed as error:
+        log_event(logging.getLogger(name), logging.ERROR, "verifier group failed", reason=error)
+        return _EXIT_CRASH
     except Exception:
         logging.getLogger(name).exception("service crashed")
         return _EXIT_CRASH

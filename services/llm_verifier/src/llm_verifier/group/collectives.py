@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from llm_verifier.group.forming import is_loopback
 from llm_verifier.group.seat import Seat
@@ -27,33 +28,43 @@ class CollectiveFailed(Exception):
         self.is_overdue = is_overdue
 
 
-class Joining:
-    """Whether this rank is waiting in a collective: what tells a late rank from those that wait for it.
+class Activity:
+    """What this rank is at: nothing, computing, or waiting for others in a collective.
 
-    Written by the thread that computes, read by the one that watches.
+    That tells a late rank from those that wait for it. Written by the thread that computes, read by the watch's.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self.is_waiting = False
-        self._timeout_s = timeout_s
+        """timeout_s: the deadline of each collective."""
+        self.is_computing = False
+        self.timeout_s = timeout_s
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around a command."""
+        self.is_computing = True
+        try:
+            yield
+        finally:
+            self.is_computing = False
 
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Around every wait for other ranks; raises CollectiveFailed."""
-        started = time.monotonic()
-        self.is_waiting = True
+        started, was_computing = time.monotonic(), self.is_computing
+        self.is_computing = False
         try:
             yield
         except RuntimeError as error:  # torch.distributed raises nothing more exact
-            is_overdue = time.monotonic() - started >= 0.95 * self._timeout_s
+            is_overdue = time.monotonic() - started >= 0.95 * self.timeout_s
             raise CollectiveFailed(str(error).partition("\n")[0], is_overdue=is_overdue) from error
         finally:
-            self.is_waiting = False
+            self.is_computing = was_computing
 
 
-def open_store(seat: Seat, port: int, timeout_s: float) -> dist.TCPStore:
+def open_store(seat: Seat, port: int, timeout_s: float) -> TCPStore:
     """Where ranks find each other's addresses; rank 0 (port 0: any free one) serves it."""
-    return dist.TCPStore(
+    return TCPStore(
         seat.rendezvous[0],
         port,
         is_master=seat.rank == 0,
@@ -62,34 +73,40 @@ def open_store(seat: Seat, port: int, timeout_s: float) -> dist.TCPStore:
     )
 
 
-def connect(seat: Seat, store: dist.Store, device: torch.device, joining: Joining, timeout_s: float) -> "Collectives":
+def connect(seat: Seat, store: Store, device: torch.device, activity: Activity) -> "Collectives":
     """Connect all ranks. Raises CollectiveFailed where one does not come."""
     if is_loopback(seat.rendezvous[0]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=activity.timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    with joining.joined():
+    with activity.joined():
         dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
         stages = [
             dist.new_group(list(range(first, first + seat.tp_size)), timeout=timeout)  # it would not inherit ours
             for first in range(0, seat.size, seat.tp_size)
         ]
-    return Collectives(seat, stages[seat.place.pp_rank], joining)
+    return Collectives(seat, stages[seat.place.pp_rank], activity)
 
 
 class Collectives:
-    """This rank's ends. All waits have the deadline that `connect` was given."""
+    """A rank's ends. All waits have the deadline that `connect` was given."""
 
-    def __init__(self, seat: Seat, stage: dist.ProcessGroup, joining: Joining) -> None:
+    def __init__(self, seat: Seat, stage: dist.ProcessGroup, activity: Activity) -> None:
         self._seat = seat
-        self._joining = joining
-        self.links: TensorLinks = Alone() if seat.tp_size == 1 else StageLinks(stage, seat.tp_size, joining)
+        self.activity = activity
+        self.links: TensorLinks = Alone() if seat.tp_size == 1 else StageLinks(stage, seat.tp_size, activity)
+
+    def close(self) -> None:
+        """Leave torch's groups. Only in peace: after a failure it could wait for the lost rank."""
+        dist.destroy_process_group()
 
     def send_next(self, x: Tensor) -> Callable[[], None]:
         """Send to the same tensor rank of the next stage. Call what is returned before `x` is changed."""
         return self._send(x, self._seat.rank + self._seat.tp_size)
 
-    def receive_previous(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    def receive_previous(
+        self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> Callable[[], Tensor]:
         """Expect a tensor of the stage before; call what is returned to have it."""
         return self._receive(torch.empty(shape, dtype=dtype, device=device), self._seat.rank - self._seat.tp_size)
 
@@ -103,23 +120,23 @@ class Collectives:
         return self._receive(torch.empty(shape, dtype=torch.float32, device=device), source)()
 
     def _send(self, x: Tensor, rank: int) -> Callable[[], None]:
-        with self._joining.joined():
+        with self.activity.joined():
             work = dist.isend(x, rank)
         assert work is not None, "this rank is in the group"
 
         def wait() -> None:
-            with self._joining.joined():
+            with self.activity.joined():
                 work.wait()
 
         return wait
 
     def _receive(self, x: Tensor, rank: int) -> Callable[[], Tensor]:
-        with self._joining.joined():
+        with self.activity.joined():
             work = dist.irecv(x, rank)
         assert work is not None, "this rank is in the group"
 
         def wait() -> Tensor:
-            with self._joining.joined():
+            with self.activity.joined():
                 work.wait()
             return x
 
@@ -129,20 +146,20 @@ class Collectives:
 class StageLinks:
     """TensorLinks over a process group."""
 
-    def __init__(self, group: dist.ProcessGroup, size: int, joining: Joining) -> None:
+    def __init__(self, group: dist.ProcessGroup, size: int, activity: Activity) -> None:
         self._group = group
         self._size = size
-        self._joining = joining
+        self._activity = activity
 
     def sum_(self, x: Tensor) -> None:
         """See TensorLinks."""
-        with self._joining.joined():
+        with self._activity.joined():
             dist.all_reduce(x, group=self._group)
 
     def gather(self, x: Tensor) -> Tensor:
         """See TensorLinks."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        with self._joining.joined():
+        with self._activity.joined():
             dist.all_gather(parts, x, group=self._group)
         return torch.cat(parts, dim=-1)

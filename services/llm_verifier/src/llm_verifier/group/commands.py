@@ -92,17 +92,19 @@ def _pack_ints(values: IntArray) -> list[Any]:
 
 
 def _unpack_ints(packed: Sequence[Any]) -> IntArray:
-    values = np.frombuffer(packed[1], "<i8").astype(np.int64)
+    values: IntArray = np.frombuffer(packed[1], "<i8").astype(np.int64)
     if packed[0] == "ints":
         return values
-    firsts, lengths = values.reshape(2, -1)
-    return np.arange(int(lengths.sum())) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
+    runs = values.reshape(2, -1)
+    ends: IntArray = np.cumsum(runs[1])
+    offsets: IntArray = np.repeat(runs[0] - (ends - runs[1]), runs[1])
+    return np.arange(len(offsets)) + offsets
 
 
 def _pack_mask(mask: NDArray[np.bool_]) -> list[Any]:
     """Shape, how many leading columns are all true (the prefix, mostly), and the bits of the others."""
-    is_full = mask.all(axis=0)
-    num_full = len(is_full) if is_full.all() else int(is_full.argmin())
+    is_full = np.logical_and.reduce(mask, axis=0)
+    num_full = mask.shape[1] if is_full.all() else int(is_full.argmin())
     return ["mask", *mask.shape, num_full, np.packbits(mask[:, num_full:]).tobytes()]
 
 

@@ -39,7 +39,7 @@ class Ending:
 def verdict(evidence: Sequence[Evidence], late: Sequence[int], timeout_s: float) -> Ending:
     """The ending that the evidence (at least one) speaks for.
 
-    `late`: ranks that neither wait in a collective nor have reported that theirs failed.
+    `late`: ranks that compute or do not answer, and have not reported that a collective of theirs failed.
     """
     first = min(evidence, key=lambda each: _STRONG.index(each.kind) if each.is_strong else len(_STRONG))
     if first.is_strong:

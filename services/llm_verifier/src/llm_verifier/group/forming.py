@@ -35,6 +35,11 @@ class Patience:
     silence_s: float
     is_stopped: Callable[[], bool]
 
+    def check(self, deadline: float) -> None:
+        """Raises GroupFailed once it is at an end."""
+        if self.is_stopped() or time.monotonic() > deadline:
+            raise GroupFailed(f"the group was not complete within {self.complete_s:g} s")
+
 
 def gather_ranks(seat: Seat, facts: Facts, patience: Patience, store_port: int) -> dict[int, Wire]:
     """Rank 0: wait for all others and tell them that the group is formed. Raises GroupFailed naming who is missing."""
@@ -43,9 +48,7 @@ def gather_ranks(seat: Seat, facts: Facts, patience: Patience, store_port: int) 
         deadline = time.monotonic() + patience.complete_s
         while lobby.missing():
             lobby.wait()
-            if patience.is_stopped() or time.monotonic() > deadline:
-                lobby.close()
-                raise GroupFailed(f"ranks {lobby.missing()} did not join within {patience.complete_s:g} s")
+            lobby.check(patience, deadline)
     return lobby.formed(store_port)
 
 
@@ -58,10 +61,7 @@ def join_ranks(seat: Seat, facts: Facts, patience: Patience) -> tuple[Wire, int]
     while True:
         with suppress(OSError):  # not there yet, or gone before the group was complete
             return _join_once(seat, facts, patience, deadline)
-        if patience.is_stopped() or time.monotonic() > deadline:
-            raise GroupFailed(
-                f"rank {seat.rank} found no group at {_spelled(seat.rendezvous)} within {patience.complete_s:g} s"
-            )
+        patience.check(deadline)
         time.sleep(_POLL_S)
 
 
@@ -70,8 +70,7 @@ def _join_once(seat: Seat, facts: Facts, patience: Patience, deadline: float) ->
     try:
         wire.send("hello", seat.rank, facts)
         while not _is_readable(wire):
-            if patience.is_stopped() or time.monotonic() > deadline:
-                raise ConnectionAbortedError
+            patience.check(deadline)
         return wire, _store_port(wire.receive(), seat)
     except BaseException:
         wire.close()
@@ -102,11 +101,21 @@ class _Lobby:
 
     def wait(self) -> None:
         """For whoever comes or goes, not for long."""
-        ready, _, _ = select.select([self._door, *self._joined.values()], [], [], _POLL_S)
+        everyone: list[socket.socket | Wire] = [self._door, *self._joined.values()]
+        ready, _, _ = select.select(everyone, [], [], _POLL_S)
         for rank in [rank for rank, wire in self._joined.items() if wire in ready]:
             self._joined.pop(rank).close()  # before the group is formed a rank has nothing to say but goodbye
         if self._door in ready:
             self._admit()
+
+    def check(self, patience: Patience, deadline: float) -> None:
+        """Raises GroupFailed naming who is missing, and sends the others away, once patience is at an end."""
+        try:
+            patience.check(deadline)
+        except GroupFailed as error:
+            for wire in self._joined.values():
+                wire.close()
+            raise GroupFailed(f"{error}: missing ranks {', '.join(map(str, self.missing()))}") from None
 
     def formed(self, store_port: int) -> dict[int, Wire]:
         """Tell everyone. One who has gone in this moment is noticed when the group first works."""
@@ -114,11 +123,6 @@ class _Lobby:
             with suppress(OSError):
                 wire.send("formed", store_port)
         return self._joined
-
-    def close(self) -> None:
-        """Send everyone away."""
-        for wire in self._joined.values():
-            wire.close()
 
     def _admit(self) -> None:
         connection, address = self._door.accept()

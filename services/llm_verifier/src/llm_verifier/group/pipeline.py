@@ -16,7 +16,7 @@ MICRO_BATCH_ROWS = 32
 
 
 class Pipeline:
-    """This rank's part in forwards. All ranks run the same segments in the same order."""
+    """A rank's part in forwards. All ranks run the same segments in the same order."""
 
     def __init__(self, decoder: Decoder, collectives: Collectives) -> None:
         self._decoder = decoder

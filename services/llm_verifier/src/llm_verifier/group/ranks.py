@@ -1,6 +1,6 @@
 """The group at work: rank 0's decoder that is all ranks', and what the others do with its commands.
 
-Knows commands and pipelines; must not know requests. All ranks hold the same slots, so a slot means the same everywhere.
+Knows commands and pipelines; must not know requests. All ranks hold the same slots: a slot means the same everywhere.
 """
 
 import numpy as np
@@ -41,6 +41,7 @@ class GroupDecoder:
     def __init__(self, decoder: Decoder, collectives: Collectives, watch: LeaderWatch) -> None:
         self._decoder = decoder
         self._pipeline = Pipeline(decoder, collectives)
+        self._activity = collectives.activity
         self._watch = watch
 
     @property
@@ -54,10 +55,11 @@ class GroupDecoder:
         return GroupPool(self._decoder.new_pool(num_slots), self._watch)
 
     def forward(self, batch: ForwardBatch, pool: GroupPool) -> Tensor:
-        """See Decoder. Does not come back from a group that has failed, but where the watch leaves the process alive."""
+        """See Decoder. Raises GroupFailed where the watch leaves the process alive."""
         self._watch.command(pack(Forward(batch.segments)))
         try:
-            logits = self._pipeline.run(batch, pool.own)
+            with self._activity.computing():
+                logits = self._pipeline.run(batch, pool.own)
         except CollectiveFailed as error:
             self._watch.fail("overdue" if error.is_overdue else "broken", str(error))
         assert logits is not None, "rank 0 gets them"
@@ -69,7 +71,8 @@ def follow(decoder: Decoder, collectives: Collectives, watch: FollowerWatch) -> 
     follower = _Follower(decoder, Pipeline(decoder, collectives))
     while (packed := watch.next_command()) is not None:
         try:
-            follower.do(unpack(packed))
+            with collectives.activity.computing():
+                follower.do(unpack(packed))
         except CollectiveFailed as error:
             watch.fail("overdue" if error.is_overdue else "broken", str(error))
         except Exception as error:  # a rank that failed takes its group down, and says why

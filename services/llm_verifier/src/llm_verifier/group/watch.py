@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from llm_verifier.group.collectives import Joining
+from llm_verifier.group.collectives import Activity
 from llm_verifier.group.fate import Ending, Evidence, Kind, verdict
 from llm_verifier.group.wire import Frame, Wire, packed
 from treecore.errors import GroupFailed, WireError
@@ -32,21 +32,22 @@ class LeaderWatch:
     def __init__(
         self,
         wires: Mapping[int, Wire],
-        joining: Joining,
+        activity: Activity,
         timeout_s: float,
         on_end: OnEnd,
         on_leaving: Callable[[], None] = lambda: None,
     ) -> None:
         """on_leaving: a rank was asked to stop and cannot do so alone; called in the watching thread."""
         self._wires = dict(wires)
-        self._joining = joining
+        self._activity = activity
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._on_leaving = on_leaving
         self._evidence: list[Evidence] = []
         self._heard = dict.fromkeys(wires, time.monotonic())
-        self._is_waiting = dict.fromkeys(wires, False)
+        self._is_computing = dict.fromkeys(wires, False)
         self._ready: dict[int, dict[str, Any]] = {}
+        self._settled_at = 0.0
         self._is_stopping = False
         self._over = threading.Event()
         self._ending: Ending | None = None
@@ -70,7 +71,7 @@ class LeaderWatch:
         return self._ready
 
     def fail(self, kind: Kind, text: str) -> NoReturn:
-        """Rank 0 itself has failed, or noticed that another has: end the group."""
+        """Have the group end: something has failed here, or was noticed to have failed elsewhere."""
         self._evidence.append(Evidence(0, kind, text))
         self._over.wait()
         raise GroupFailed(f"rank {self._ending.rank} {self._ending.reason}" if self._ending else "the group has ended")
@@ -111,13 +112,12 @@ class LeaderWatch:
 
     def _take(self, rank: int, frame: Frame) -> None:
         match frame:
-            case Frame("beat", [is_waiting]):
-                self._is_waiting[rank] = bool(is_waiting)
+            case Frame("beat", [is_computing]):
+                self._is_computing[rank] = bool(is_computing)
             case Frame("ready", [facts]):
                 self._ready[rank] = facts
             case Frame("failed", [kind, text]):
                 self._evidence.append(Evidence(rank, kind, text))
-                self._since = time.monotonic()
             case Frame("leaving", _):
                 self._on_leaving()
 
@@ -132,11 +132,10 @@ class LeaderWatch:
             self._end(verdict(self._evidence, self._late(now), self._timeout_s))
 
     def _late(self, now: float) -> list[int]:
-        waiting = {rank for rank, is_waiting in self._is_waiting.items() if is_waiting}
         hung = {rank for rank, heard in self._heard.items() if now - heard > 4 * _BEAT_S}
-        reported = {each.rank for each in self._evidence}
-        here = set() if self._joining.is_waiting else {0}
-        return sorted(((self._heard.keys() - waiting) | hung | here) - reported)
+        computing = {rank for rank, is_computing in self._is_computing.items() if is_computing}
+        here = {0} if self._activity.is_computing else set()
+        return sorted((hung | computing | here) - {each.rank for each in self._evidence})
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
@@ -153,10 +152,10 @@ class LeaderWatch:
 class FollowerWatch:
     """Another rank's watch over rank 0, through which its commands come."""
 
-    def __init__(self, rank: int, wire: Wire, joining: Joining, timeout_s: float, on_end: OnEnd) -> None:
+    def __init__(self, rank: int, wire: Wire, activity: Activity, timeout_s: float, on_end: OnEnd) -> None:
         self._rank = rank
         self._wire = wire
-        self._joining = joining
+        self._activity = activity
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._commands: SimpleQueue[list[Any] | None] = SimpleQueue()
@@ -170,15 +169,15 @@ class FollowerWatch:
         return self._commands.get()
 
     def tell_ready(self, facts: dict[str, Any]) -> None:
-        """This rank can compute."""
+        """Ready to compute."""
         self._tell("ready", facts)
 
     def tell_leaving(self) -> None:
-        """This rank was asked to stop: have rank 0 end the group in peace."""
+        """Asked to stop: have rank 0 end the group in peace."""
         self._tell("leaving")
 
     def fail(self, kind: Kind, text: str) -> NoReturn:
-        """This rank has failed, or noticed that another has: end the group."""
+        """Have the group end: something has failed here, or was noticed to have failed elsewhere."""
         self._tell("failed", kind, text)
         if not self._over.wait(_VERDICT_S):
             self._end(Ending(self._rank, text))
@@ -200,7 +199,7 @@ class FollowerWatch:
                 self._end(Ending(0, f"has said nothing for {self._timeout_s:g} s"))
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + _BEAT_S
-                self._tell("beat", self._joining.is_waiting)
+                self._tell("beat", self._activity.is_computing)
 
     def _hear(self) -> None:
         try:

@@ -1,0 +1,81 @@
+"""A group for tests: rank 0 in this process, the others as they run in production (they need no broker)."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llm_verifier.group.fate import Ending
+from llm_verifier.group.member import lead
+from llm_verifier.group.ranks import GroupDecoder
+from llm_verifier.group.seat import find_seat
+from llm_verifier.settings import VerifierSettings
+
+EXIT_S = 30
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody else gets meanwhile: bound, not listening (see espalier_local.ports)."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def start_rank(rank: int, port: int, model: Path, *flags: str) -> subprocess.Popen[str]:
+    """A rank's process; what it says on stderr is kept."""
+    argv = ["--model", str(model), "--rank", str(rank), "--rendezvous", f"127.0.0.1:{port}", *flags]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "llm_verifier", *argv], stderr=subprocess.PIPE, text=True, env=env)
+
+
+@dataclass(slots=True)
+class RunningGroup:
+    """decoder: what rank 0 computes with. others: the processes of ranks 1, 2, ... endings: why the group failed."""
+
+    decoder: GroupDecoder
+    others: list[subprocess.Popen[str]]
+    endings: list[Ending] = field(default_factory=list)
+
+
+@contextmanager
+def running_group(model: Path, tp_size: int, pp_size: int, *flags: str) -> Iterator[RunningGroup]:
+    """A group that is ready. Behind the body its processes are gone, in peace if the body raised nothing."""
+    sizes = ["--tensor-parallel-size", str(tp_size), "--pipeline-parallel-size", str(pp_size), *flags]
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        others = [start_rank(rank, port, model, *sizes) for rank in range(1, tp_size * pp_size)]
+        stack.callback(end_all, others)
+        settings = VerifierSettings(
+            model=model,
+            rank=0,
+            rendezvous=f"127.0.0.1:{port}",
+            tensor_parallel_size=tp_size,
+            pipeline_parallel_size=pp_size,
+            **dict(_values(flags)),
+        )
+        endings: list[Ending] = []
+        seat = find_seat(settings, {}, "host")
+        decoder = stack.enter_context(lead(seat, settings, lambda: False, lambda: None, endings.append))
+        yield RunningGroup(decoder, others, endings)
+
+
+def end_all(processes: list[subprocess.Popen[str]]) -> None:
+    """Wait for processes that should be ending; kill what does not."""
+    for process in processes:
+        try:
+            process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def _values(flags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name, value in zip(flags[::2], flags[1::2], strict=True):
+        yield name.removeprefix("--").replace("-", "_"), value
