@@ -1,6 +1,7 @@
 """NatsBus against a real nats-server: it answers, fails at once where nobody can answer, and survives the broker."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
@@ -217,3 +218,14 @@ async def test_closing_ends_what_is_in_flight(nats_server: NatsServer) -> None:
         await bus.close()
         await fails_soon(waiting)
         await fails_soon(bus.request("a", b"x", LONG_S))
+
+
+async def test_a_stop_that_meets_a_refused_attempt_ends_the_wait() -> None:
+    """With nobody at the address; nats-py swallows such a cancellation."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # ours, and nobody listens there
+        stop = asyncio.Event()
+        stop.set()
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(20):
+                await NatsBus.connect(f"nats://127.0.0.1:{bound.getsockname()[1]}", "late", "test", stop)

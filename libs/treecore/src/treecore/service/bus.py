@@ -65,10 +65,20 @@ class NatsBus:
 
     async def open(self, url: str, name: str, stop: asyncio.Event) -> None:
         """Connect; see `connect`. Until then every request and publish raises Unavailable."""
-        await first_of(self._connect(url, name), stop.wait())
+        await first_of(self._connecting(url, name), stop.wait())
         if not self._client.is_connected:
             raise Unavailable("stopped before the broker was there")
         self._was_connected = True
+
+    async def _connecting(self, url: str, name: str) -> None:
+        """`_connect`, and cancelled as often as it takes: nats-py loses a cancellation that meets a refused attempt."""
+        connecting = asyncio.ensure_future(self._connect(url, name))
+        try:
+            await asyncio.shield(connecting)
+        finally:
+            while not connecting.done():
+                connecting.cancel()
+                await asyncio.wait({connecting}, timeout=_RETRY_S)
 
     async def _connect(self, url: str, name: str) -> None:
         """Never gives up: nats-py tries again every _RETRY_S, at the start as after a loss."""

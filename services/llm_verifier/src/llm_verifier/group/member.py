@@ -21,7 +21,7 @@ from llm_verifier.group.ranks import GroupDecoder, follow
 from llm_verifier.group.seat import Seat
 from llm_verifier.group.watch import FollowerWatch, LeaderWatch, OnEnd
 from llm_verifier.settings import VerifierSettings
-from treecore.errors import ConfigError, GroupFailed
+from treecore.errors import ConfigError, Unavailable
 from treecore.model.decoder import Decoder
 from treecore.model.load import load_decoder
 from treecore.service.telemetry import log_event
@@ -65,7 +65,7 @@ def lead(
         yield GroupDecoder(decoder, collectives, watch)
         watch.stop()
         collectives.close()
-    except GroupFailed:
+    except Unavailable:  # the group has failed and all know, or was stopped: a peaceful end
         raise
     except ConfigError as error:
         watch.abandon(str(error), is_refusal=True)

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch.distributed as dist
 
 from llm_verifier.group.fate import Ending
 from llm_verifier.group.member import lead
@@ -36,11 +38,15 @@ def start_rank(rank: int, port: int, model: Path, *flags: str) -> subprocess.Pop
 
 @dataclass(slots=True)
 class RunningGroup:
-    """decoder: what rank 0 computes with. others: the processes of ranks 1, 2, ... endings: why the group failed."""
+    """decoder: what rank 0 computes with. others: the processes of ranks 1, 2, ... endings: why the group failed.
+
+    exits: behind the body, exit status and lines of stderr of each of the others.
+    """
 
     decoder: GroupDecoder
     others: list[subprocess.Popen[str]]
-    endings: list[Ending] = field(default_factory=list)
+    endings: list[Ending]
+    exits: list[tuple[int, list[str]]]
 
 
 @contextmanager
@@ -50,7 +56,8 @@ def running_group(model: Path, tp_size: int, pp_size: int, *flags: str) -> Itera
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())
         others = [start_rank(rank, port, model, *sizes) for rank in range(1, tp_size * pp_size)]
-        stack.callback(end_all, others)
+        exits: list[tuple[int, list[str]]] = []
+        stack.callback(lambda: exits.extend([ended(process) for process in others]))
         settings = VerifierSettings(
             model=model,
             rank=0,
@@ -60,20 +67,26 @@ def running_group(model: Path, tp_size: int, pp_size: int, *flags: str) -> Itera
             **dict(_values(flags)),
         )
         endings: list[Ending] = []
+        stack.callback(_forget_torch_group)
         seat = find_seat(settings, {}, "host")
         decoder = stack.enter_context(lead(seat, settings, lambda: False, lambda: None, endings.append))
-        yield RunningGroup(decoder, others, endings)
+        yield RunningGroup(decoder, others, endings, exits)
 
 
-def end_all(processes: list[subprocess.Popen[str]]) -> None:
-    """Wait for processes that should be ending; kill what does not."""
-    for process in processes:
-        try:
-            process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        assert process.stderr is not None
-        process.stderr.close()
+def ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Exit status and lines of stderr of a process that should be ending; one that is not is killed."""
+    try:
+        _, said = process.communicate(timeout=EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, said = process.communicate()
+    return process.returncode, said.splitlines()
+
+
+def _forget_torch_group() -> None:
+    """A group that failed leaves it behind, in a process that lives on, and torch has room for one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _values(flags: tuple[str, ...]) -> Iterator[tuple[str, str]]:

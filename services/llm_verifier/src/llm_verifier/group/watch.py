@@ -97,6 +97,8 @@ class LeaderWatch:
                 next_beat = time.monotonic() + _BEAT_S
                 self._tell_all("beat")
             self._judge()
+        for wire in self._wires.values():
+            wire.close()
         self._over.set()
 
     def _hear(self, rank: int) -> None:
