@@ -94,6 +94,8 @@ class Follower:
         wire, store_port = join_ranks(seat, facts(self._settings), patience)
         activity = Activity(timeout_s)
         watch = self._watch = FollowerWatch(seat.rank, wire, activity, timeout_s, self._on_end)
+        if self._is_leaving:  # asked while the watch was not there to be told
+            watch.tell_leaving()
         try:
             store = open_store(seat, store_port, timeout_s)
             collectives = _connected(seat, store, activity, watch)

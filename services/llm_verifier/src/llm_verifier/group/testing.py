@@ -16,6 +16,7 @@ from llm_verifier.group.member import lead
 from llm_verifier.group.ranks import GroupDecoder
 from llm_verifier.group.seat import find_seat
 from llm_verifier.settings import VerifierSettings
+from treecore.service.settings import read_settings
 
 EXIT_S = 30
 
@@ -31,9 +32,14 @@ def reserved_port() -> Iterator[int]:
 
 def start_rank(rank: int, port: int, model: Path, *flags: str) -> subprocess.Popen[str]:
     """A rank's process; what it says on stderr is kept."""
-    argv = ["--model", str(model), "--rank", str(rank), "--rendezvous", f"127.0.0.1:{port}", *flags]
+    argv = [*rank_flags(rank, port, model), *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-m", "llm_verifier", *argv], stderr=subprocess.PIPE, text=True, env=env)
+
+
+def rank_flags(rank: int, port: int, model: Path) -> list[str]:
+    """Who a rank is and where its group meets."""
+    return ["--model", str(model), "--rank", str(rank), "--rendezvous", f"127.0.0.1:{port}"]
 
 
 @dataclass(slots=True)
@@ -58,14 +64,7 @@ def running_group(model: Path, tp_size: int, pp_size: int, *flags: str) -> Itera
         others = [start_rank(rank, port, model, *sizes) for rank in range(1, tp_size * pp_size)]
         exits: list[tuple[int, list[str]]] = []
         stack.callback(lambda: exits.extend([ended(process) for process in others]))
-        settings = VerifierSettings(
-            model=model,
-            rank=0,
-            rendezvous=f"127.0.0.1:{port}",
-            tensor_parallel_size=tp_size,
-            pipeline_parallel_size=pp_size,
-            **dict(_values(flags)),
-        )
+        settings = read_settings(VerifierSettings, [*rank_flags(0, port, model), *sizes])
         endings: list[Ending] = []
         stack.callback(_forget_torch_group)
         seat = find_seat(settings, {}, "host")
@@ -87,8 +86,3 @@ def _forget_torch_group() -> None:
     """A group that failed leaves it behind, in a process that lives on, and torch has room for one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _values(flags: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for name, value in zip(flags[::2], flags[1::2], strict=True):
-        yield name.removeprefix("--").replace("-", "_"), value
