@@ -97,7 +97,7 @@ def test_the_spec_is_that_of_the_checkpoint(gguf_file: Path) -> None:
     """From metadata alone."""
     spec, _ = read_gguf(gguf_file)
     assert (spec.name, spec.vocab_size, spec.num_layers, spec.head_dim, spec.tie_embeddings) == ("tiny", 61, 2, 8, True)
-    assert spec.rms_eps == pytest.approx(TINY["rms_norm_eps"])
+    assert spec.norm.eps == pytest.approx(TINY["rms_norm_eps"])
     assert spec.eos_token_ids == (2,)
 
 

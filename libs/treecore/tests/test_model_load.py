@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from treecore.errors import ConfigError
+from treecore.model.families import parse_spec, read_spec
 from treecore.model.load import load_decoder, resolve_model
-from treecore.model.spec import LinearScaling, Llama3Scaling, parse_spec, read_spec
+from treecore.model.spec import LayerSpec, LinearScaling, Llama3Scaling, RopeSpec
 from treecore.testing.checkpoints import TINY, write_tiny_draft, write_tiny_llama
 
 LLAMA3 = {
@@ -42,7 +43,8 @@ def assert_refused(path: Path, *words: str, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model_type", "qwen2"),
+        ("model_type", "mamba"),
+        ("model_type", ["llama"]),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
@@ -84,11 +86,9 @@ def test_both_spellings_of_rope_are_read() -> None:
     """`rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5."""
     old = parse_spec({**TINY, "rope_theta": 5e5, "rope_scaling": LLAMA3}, "tiny")
     new = parse_spec({**TINY, "rope_theta": None, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "tiny")
-    assert old.rope == new.rope
-    assert old.rope.theta == 5e5
-    assert old.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 32)
+    assert old.layers == new.layers == (LayerSpec(RopeSpec(5e5, Llama3Scaling(8.0, 1.0, 4.0, 32))),) * 2
     linear = parse_spec({**TINY, "rope_scaling": {"type": "linear", "factor": 2}}, "tiny")
-    assert linear.rope.scaling == LinearScaling(2.0)
+    assert linear.layers[0] == LayerSpec(RopeSpec(10000.0, LinearScaling(2.0)))
 
 
 def test_llama3_scaling_needs_an_ordered_band() -> None:

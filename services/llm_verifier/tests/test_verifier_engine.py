@@ -371,7 +371,7 @@ def test_wild_requests_never_break_the_engine(decoder: Decoder, requests: list[V
 def test_a_model_that_gives_no_numbers_fails_its_requests_only(tmp_path: Path) -> None:
     """NaN in the logits: a typed refusal, and the worker lives."""
     broken = load_decoder(write_tiny_llama(tmp_path / "nan"), dtype="float32")
-    broken._weights.norm.gain.fill_(float("nan"))
+    broken._stage.norm.gain.fill_(float("nan"))
     verifier = engine(broken)
     for params in (GREEDY, SAMPLED, WILD):
         reply = step(verifier, item([1, 2, 3], params=params), owner=str(params))

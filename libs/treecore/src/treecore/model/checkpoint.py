@@ -1,6 +1,6 @@
 """Named tensors on disk, read one at a time, never unpickled. Knows safetensors; must not know what a tensor is for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from treecore.errors import ConfigError
-from treecore.model.spec import read_json
+from treecore.model.config import read_json
 
 
 class Checkpoint(Protocol):
@@ -22,6 +22,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """A tensor in its stored dtype, on the CPU."""
+
+    def part(self, name: str, rows: range, columns: range | None = None) -> Tensor:
+        """Those rows, and of them those columns (None: all), without reading the others where the format allows it."""
 
 
 class SafetensorsCheckpoint:
@@ -44,12 +47,19 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor. Raises ConfigError naming the file and the tensor."""
+        return self._read(name, lambda file: file.get_tensor(name))
+
+    def part(self, name: str, rows: range, columns: range | None = None) -> Tensor:
+        """A copy of rows and columns. Raises ConfigError naming the file and the tensor."""
+        cut = (slice(rows.start, rows.stop), *([] if columns is None else [slice(columns.start, columns.stop)]))
+        return self._read(name, lambda file: file.get_slice(name)[cut])
+
+    def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         file, path = self._file_of[name]
         try:
-            tensor: Tensor = file.get_tensor(name)
+            return read(file)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path}: tensor {name} cannot be read ({error})") from error
-        return tensor
 
 
 def shards(directory: Path) -> list[Path]:

@@ -1,5 +1,6 @@
-"""The Llama-family forward, one pass over a batch's rows. Knows layers; must not know requests, files or sampling."""
+"""The forward, one pass over a batch's rows, of any family. Knows layers; must not know requests, files or sampling."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,64 +8,78 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from treecore.model.attention import Attention, TorchAttention
+from treecore.model.attention import Attention
 from treecore.model.batch import ForwardBatch
 from treecore.model.kv_pool import KvPool, KvShape
-from treecore.model.linear import Linear, Precision
-from treecore.model.norm import RmsNorm
-from treecore.model.parallel import Place, TensorLinks
-from treecore.model.rope import rotate, rotation_table
-from treecore.model.spec import ModelSpec
+from treecore.model.linear import Precision
+from treecore.model.norm import Norm
+from treecore.model.parallel import HeadShare, Place
+from treecore.model.parts import Embedding, Part, Turn
+from treecore.model.rope import rotation_table
+from treecore.model.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights; q, k, v are one matrix, and so are gate and up."""
+    """One layer's parts. `kind` is how it knows positions; q, k, v are one linear, and so are gate and up."""
 
-    input_norm: RmsNorm
-    qkv: Linear
-    attention_out: Linear
-    mlp_norm: RmsNorm
-    gate_up: Linear
-    down: Linear
+    kind: int
+    input_norm: Norm
+    qkv: Part
+    turn: Turn
+    attention_out: Part
+    mlp_norm: Norm
+    up: Part
+    activate: Part
+    down: Part
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights that one rank has.
+class Stage:
+    """What one rank has of a decoder.
 
-    embedding: [V, H] in its stored dtype, on the first stage. norm, head: on the last. output_token_ids: int32 [V_out],
-    the head's rows as token ids, or None.
+    kinds: the distinct ways in which its layers know positions. embedding: on the first stage. norm, head: on the last.
+    output_token_ids: int32 [V_out], the head's rows as token ids, or None.
     """
 
-    embedding: Tensor | None
+    place: Place
+    heads: HeadShare
+    kinds: tuple[LayerSpec, ...]
+    embedding: Embedding | None
     layers: tuple[Layer, ...]
-    norm: RmsNorm | None
-    head: Linear | None
+    norm: Norm | None
+    head: Part | None
     output_token_ids: NDArray[np.int32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the layers of one kind need to know of the rows: their turns (see rope.py), and what they see."""
+
+    turns: Tensor
+    plan: Any
 
 
 class Decoder:
     """One rank's part of a decoder, ready to run. Immutable; all state is in the KvPool that each call is given."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: Weights, precision: Precision, place: Place, links: TensorLinks
-    ) -> None:
+    def __init__(self, spec: ModelSpec, stage: Stage, precision: Precision, attention: Attention) -> None:
         self.spec = spec
-        self.place = place
-        self._links = links
+        self.place = stage.place
         self.device = precision.device
         self.activation_dtype = precision.activation
-        self._weights = weights
-        self._turns = rotation_table(spec, self.device)
-        self._attention: Attention = TorchAttention(spec.num_heads // spec.num_kv_heads, spec.head_dim**-0.5)
+        self._stage = stage
+        self._num_heads, self._num_kv_heads = len(stage.heads.q), len(stage.heads.kv)
+        self._attention = attention
+        self._tables = [
+            rotation_table(kind.rope, spec.head_dim, spec.context_len, precision.device) for kind in stage.kinds
+        ]
 
     @property
     def output_token_ids(self) -> NDArray[np.int32] | None:
         """The token id of each column of the logits; None where column v is token v."""
-        return self._weights.output_token_ids
+        return self._stage.output_token_ids
 
     @property
     def num_layers(self) -> int:
@@ -73,7 +88,7 @@ class Decoder:
 
     def new_pool(self, num_slots: int) -> KvPool:
         """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
-        shape = KvShape(len(self._weights.layers), self.spec.num_kv_heads, self.spec.head_dim)
+        shape = KvShape(len(self._stage.layers), self._num_kv_heads, self.spec.head_dim)
         return KvPool(shape, num_slots, self.activation_dtype, self.device)
 
     def forward(self, batch: ForwardBatch, pool: KvPool) -> Tensor:
@@ -91,32 +106,32 @@ class Decoder:
         x: the hidden states [R, H] that the stage before returned, which are overwritten; None for the first stage.
         Returns [R, H] in the activation dtype; the last stage fp32 [num_logit_rows, V_out], complete on each rank.
         """
-        x = self._embed(batch) if x is None else x
-        turns = self._turns[batch.positions.to(self.device)]
-        slots = batch.slots.to(self.device)
-        plan = self._attention.plan(batch, None, x)
-        for layer_idx, layer in enumerate(self._weights.layers):
-            x += self._attend(layer, x, turns, slots, pool.layer(layer_idx), plan)
-            x += self._mlp(layer, x)
+        positions, slots = batch.positions.to(self.device), batch.slots.to(self.device)
+        x = self._embed(batch, positions) if x is None else x
+        views = self._views(batch, positions, x)
+        for layer_idx, layer in enumerate(self._stage.layers):
+            x += self._attend(layer, x, slots, pool.layer(layer_idx), views[layer.kind])
+            x += layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
         return self._logits(batch, x) if self.place.is_last else x
 
-    def _embed(self, batch: ForwardBatch) -> Tensor:
-        assert self._weights.embedding is not None, "only the first stage starts from tokens"
-        return F.embedding(batch.tokens.to(self.device), self._weights.embedding).to(self.activation_dtype)
+    def _embed(self, batch: ForwardBatch, positions: Tensor) -> Tensor:
+        assert self._stage.embedding is not None, "only the first stage starts from tokens"
+        return self._stage.embedding(batch.tokens.to(self.device), positions)
+
+    def _views(self, batch: ForwardBatch, positions: Tensor, like: Tensor) -> Sequence[_View]:
+        kinds = zip(self._tables, self._stage.kinds, strict=True)
+        return [_View(table[positions], self._attention.plan(batch, kind.window, like)) for table, kind in kinds]
+
+    def _attend(self, layer: Layer, x: Tensor, slots: Tensor, kv: Tensor, view: _View) -> Tensor:
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        qkv = layer.qkv(layer.input_norm(x)).view(len(x), -1, self.spec.head_dim)
+        layer.turn(qkv[:, : num_heads + num_kv_heads], view.turns)
+        q, new_kv = torch.split(qkv, [num_heads, 2 * num_kv_heads], dim=1)
+        kv.index_copy_(0, slots, new_kv.view(len(x), 2, num_kv_heads, self.spec.head_dim))
+        return layer.attention_out(self._attention(q, kv, view.plan))
 
     def _logits(self, batch: ForwardBatch, x: Tensor) -> Tensor:
-        norm, head = self._weights.norm, self._weights.head
-        assert norm is not None and head is not None, "the last stage has norm and head"  # noqa: PT018
-        return self._links.gather(head(norm(x.index_select(0, batch.logit_rows.to(self.device))))).float()
-
-    def _attend(self, layer: Layer, x: Tensor, turns: Tensor, slots: Tensor, kv: Tensor, plan: Any) -> Tensor:
-        num_heads, num_kv_heads, head_dim = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
-        qkv = layer.qkv(layer.input_norm(x)).view(len(x), -1, head_dim)
-        rotate(qkv[:, : num_heads + num_kv_heads], turns)
-        q, new_kv = torch.split(qkv, [num_heads, 2 * num_kv_heads], dim=1)
-        kv.index_copy_(0, slots, new_kv.view(len(x), 2, num_kv_heads, head_dim))
-        return layer.attention_out(self._attention(q, kv, plan))
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)
-        return layer.down(F.silu(gate).mul_(up))
+        norm, head = self._stage.norm, self._stage.head
+        assert norm is not None, "the last stage has a norm"
+        assert head is not None, "the last stage has a head"
+        return head(norm(x.index_select(0, batch.logit_rows.to(self.device)))).float()

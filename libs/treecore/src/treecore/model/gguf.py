@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treecore.errors import ConfigError
+from treecore.model.families import parse_spec
 from treecore.model.gguf_file import GgufFile, hf_config
-from treecore.model.spec import ModelSpec, parse_spec
+from treecore.model.spec import ModelSpec
 
 CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

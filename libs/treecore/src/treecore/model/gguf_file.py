@@ -71,6 +71,11 @@ class GgufFile:
             raise ConfigError(f"{self.path}: tensor {stored.name} has values beyond fp16")
         return half
 
+    def part(self, name: str, rows: range, columns: range | None = None) -> Tensor:
+        """Rows and columns of the tensor. All of it is read: quantised blocks lie across them."""
+        cut = self.tensor(name)[rows.start : rows.stop]
+        return cut if columns is None else cut[:, columns.start : columns.stop]
+
     def _row_order(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """llama.cpp puts the two halves of a rotated pair side by side; Hugging Face keeps them half a head apart."""
         if not name.endswith(("q_proj.weight", "k_proj.weight")):

@@ -1,6 +1,5 @@
-"""From a checkpoint to a Decoder: checks, fuses and packs its tensors. Knows the Llama names; nothing of a forward."""
+"""From a checkpoint to a Decoder: finds it, checks its tensors, and has it assembled. Knows files; not the forward."""
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,26 +8,22 @@ import huggingface_hub
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from treecore.errors import ConfigError
+from treecore.model.assemble import Assembler, Vocabulary, bias_name
+from treecore.model.attention import TorchAttention
 from treecore.model.checkpoint import Checkpoint, SafetensorsCheckpoint
-from treecore.model.decoder import Decoder, Layer, Weights
+from treecore.model.decoder import Decoder, Stage
+from treecore.model.families import read_spec
 from treecore.model.gguf import read_gguf
-from treecore.model.linear import DType, Linear, Precision, choose_precision, pack_linear
-from treecore.model.norm import RmsNorm
+from treecore.model.linear import DType, choose_precision
 from treecore.model.parallel import Alone, Place, TensorLinks, stage_layers
-from treecore.model.rope import interleave_pairs
-from treecore.model.spec import ModelSpec, read_spec
+from treecore.model.spec import ModelSpec, Shape
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-NORM = "model.norm.weight"
 HEAD_TOKEN_IDS = "espalier.head_token_ids"
 
+REDUNDANT = ("lm_head.weight", ".rotary_emb.inv_freq")  # of old exporters: a tied head, frequencies
 WHOLE, ALONE = Place(), Alone()
-
-Shape = tuple[int, ...]
 
 
 def resolve_model(name_or_path: str) -> Path:
@@ -70,22 +65,32 @@ def load_decoder(
     spec, checkpoint = open_checkpoint(path)
     precision = choose_precision(dtype, torch.device(device))
     _check_tensors(path, checkpoint, expected_shapes(spec))
-    if place.tp_size != 1:
-        raise ConfigError("tensor parallel is not supported")
-    teacher = _open_teacher(path, spec, embedding_from) if spec.draft and spec.draft.teacher_embedding else None
+    taught = spec.draft is not None and spec.draft.teacher_embedding
+    vocabulary = _open_teacher(path, spec, embedding_from) if taught else Vocabulary(spec, checkpoint)
     token_ids = _head_token_ids(path, spec, checkpoint)
-    vocabulary = teacher or (spec, checkpoint)
-    layers = stage_layers(
-        spec.num_layers, head_cost(spec, spec.vocab_size if token_ids is None else len(token_ids)), place
-    )
-    weights = Weights(
-        embedding=_embedding(vocabulary, precision) if place.is_first else None,
-        layers=tuple(_layer(spec, checkpoint, layer_idx, precision) for layer_idx in layers),
-        norm=_norm(checkpoint.tensor(NORM), spec, precision) if place.is_last else None,
-        head=_head(vocabulary, token_ids, precision) if place.is_last else None,
+    assembler = Assembler(spec, checkpoint, precision, place, links)
+    stage = _stage(assembler, spec, vocabulary, token_ids, place)
+    attention = TorchAttention(assembler.heads.group_size, spec.attention_scale, spec.attention_soft_cap)
+    return Decoder(spec, stage, precision, attention)
+
+
+def _stage(
+    assembler: Assembler, spec: ModelSpec, vocabulary: Vocabulary, token_ids: NDArray[np.int32] | None, place: Place
+) -> Stage:
+    num_head_rows = spec.vocab_size if token_ids is None else len(token_ids)
+    head_cost = num_head_rows * spec.hidden_size / spec.layer_size()  # both are bound by reading their weights
+    layers = stage_layers(spec.num_layers, head_cost, place)
+    kinds = tuple(dict.fromkeys(spec.layers[layer_idx] for layer_idx in layers))
+    return Stage(
+        place=place,
+        heads=assembler.heads,
+        kinds=kinds,
+        embedding=assembler.embedding(vocabulary) if place.is_first else None,
+        layers=tuple(assembler.layer(layer_idx, kinds.index(spec.layers[layer_idx])) for layer_idx in layers),
+        norm=assembler.last_norm() if place.is_last else None,
+        head=assembler.head(vocabulary, token_ids) if place.is_last else None,
         output_token_ids=token_ids,
     )
-    return Decoder(spec, weights, precision, place, links)
 
 
 def open_checkpoint(path: Path) -> tuple[ModelSpec, Checkpoint]:
@@ -97,44 +102,31 @@ def open_checkpoint(path: Path) -> tuple[ModelSpec, Checkpoint]:
 
 def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
     """Every tensor that a checkpoint of this spec has, and no other; a -1 matches any size."""
-    shapes: dict[str, Shape] = {NORM: (spec.hidden_size,)}
+    tensors, hidden = spec.tensors, spec.hidden_size
+    shapes: dict[str, Shape] = {}
     for layer_idx in range(spec.num_layers):
-        shapes |= {f"model.layers.{layer_idx}.{name}": shape for name, shape in _layer_shapes(spec).items()}
+        for part, shape in spec.part_shapes().items():
+            shapes[tensors.of_layer(layer_idx, part)] = shape
+            if part in tensors.biased:
+                shapes[tensors.of_layer(layer_idx, part, "bias")] = shape[:1]
+    shapes[tensors.norm] = (hidden,)
+    if spec.norm.kind == "layer":
+        shapes[bias_name(tensors.norm)] = (hidden,)
+    if tensors.positions is not None:
+        shapes[tensors.positions] = (tensors.num_unused_positions + spec.context_len, hidden)
     if spec.draft and spec.draft.trimmed_head:
         shapes[HEAD_TOKEN_IDS] = (-1,)
     if not (spec.draft and spec.draft.teacher_embedding):
-        shapes[EMBEDDING] = (spec.vocab_size, spec.hidden_size)
-        shapes |= {} if spec.tie_embeddings else {HEAD: (spec.vocab_size, spec.hidden_size)}
+        shapes[tensors.embedding] = (spec.vocab_size, hidden)
+        shapes |= {} if spec.tie_embeddings else {tensors.head: (spec.vocab_size, hidden)}
     return shapes
-
-
-def head_cost(spec: ModelSpec, num_rows: int) -> float:
-    """What a head of `num_rows` costs, in layers: both are bound by reading their weights."""
-    layer = sum(math.prod(shape) for shape in _layer_shapes(spec).values())
-    return num_rows * spec.hidden_size / layer
-
-
-def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q_size, hidden),
-        "self_attn.k_proj.weight": (kv_size, hidden),
-        "self_attn.v_proj.weight": (kv_size, hidden),
-        "self_attn.o_proj.weight": (hidden, q_size),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
 
 
 def _check_tensors(path: Path, checkpoint: Checkpoint, expected: Mapping[str, Shape]) -> None:
     names = checkpoint.names()
     if missing := sorted(expected.keys() - names):
         raise ConfigError(f"{path}: tensor {missing[0]} is missing{_and_more(missing)}")
-    if extra := sorted(name for name in names - expected.keys() if not _is_redundant(name)):
+    if extra := sorted(name for name in names - expected.keys() if not name.endswith(REDUNDANT)):
         raise ConfigError(f"{path}: tensor {extra[0]} is not part of this architecture{_and_more(extra)}")
     for name, shape in expected.items():
         found = tuple(checkpoint.shape(name))
@@ -142,16 +134,11 @@ def _check_tensors(path: Path, checkpoint: Checkpoint, expected: Mapping[str, Sh
             raise ConfigError(f"{path}: tensor {name} has shape {found}, expected {shape}")
 
 
-def _is_redundant(name: str) -> bool:
-    """Old exporters store rotary frequencies, and the head of a tied model a second time."""
-    return name == HEAD or name.endswith(".rotary_emb.inv_freq")
-
-
 def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _open_teacher(path: Path, spec: ModelSpec, embedding_from: Path | None) -> tuple[ModelSpec, Checkpoint]:
+def _open_teacher(path: Path, spec: ModelSpec, embedding_from: Path | None) -> Vocabulary:
     if embedding_from is None:
         raise ConfigError(f"{path}: takes its embedding from its teacher; say which checkpoint that is")
     teacher, checkpoint = open_checkpoint(embedding_from)
@@ -162,20 +149,7 @@ def _open_teacher(path: Path, spec: ModelSpec, embedding_from: Path | None) -> t
         )
     shapes = expected_shapes(teacher)
     _check_tensors(embedding_from, checkpoint, shapes)
-    return teacher, checkpoint
-
-
-def _embedding(source: tuple[ModelSpec, Checkpoint], precision: Precision) -> Tensor:
-    """Left in its stored dtype where that loses nothing: the file's own pages then serve every process that maps it."""
-    stored = source[1].tensor(EMBEDDING)
-    rounded = stored if precision.weight is torch.float32 else stored.to(precision.weight)
-    return rounded.to(precision.device)
-
-
-def _head(source: tuple[ModelSpec, Checkpoint], token_ids: NDArray[np.int32] | None, precision: Precision) -> Linear:
-    spec, checkpoint = source
-    head = checkpoint.tensor(EMBEDDING if spec.tie_embeddings else HEAD)
-    return pack_linear(head if token_ids is None else head[torch.from_numpy(token_ids).long()], precision)
+    return Vocabulary(teacher, checkpoint)
 
 
 def _head_token_ids(path: Path, spec: ModelSpec, checkpoint: Checkpoint) -> NDArray[np.int32] | None:
@@ -185,25 +159,3 @@ def _head_token_ids(path: Path, spec: ModelSpec, checkpoint: Checkpoint) -> NDAr
     if ids.is_floating_point() or len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= spec.vocab_size:
         raise ConfigError(f"{path}: tensor {HEAD_TOKEN_IDS} holds no valid token ids")
     return ids.numpy().astype(np.int32)
-
-
-def _layer(spec: ModelSpec, checkpoint: Checkpoint, layer_idx: int, precision: Precision) -> Layer:
-    def read(name: str) -> Tensor:
-        return checkpoint.tensor(f"model.layers.{layer_idx}.{name}.weight")
-
-    def pack(*tensors: Tensor) -> Linear:
-        return pack_linear(torch.cat(tensors), precision)
-
-    q, k = (interleave_pairs(read(f"self_attn.{name}_proj"), spec.head_dim) for name in "qk")
-    return Layer(
-        input_norm=_norm(read("input_layernorm"), spec, precision),
-        qkv=pack(q, k, read("self_attn.v_proj")),
-        attention_out=pack(read("self_attn.o_proj")),
-        mlp_norm=_norm(read("post_attention_layernorm"), spec, precision),
-        gate_up=pack(read("mlp.gate_proj"), read("mlp.up_proj")),
-        down=pack(read("mlp.down_proj")),
-    )
-
-
-def _norm(weight: Tensor, spec: ModelSpec, precision: Precision) -> RmsNorm:
-    return RmsNorm.of(weight.to(precision.device, precision.weight), spec.rms_eps)

@@ -81,3 +81,36 @@ def stage_layers(num_layers: int, head_cost: float, place: Place) -> range:
 def split_evenly(size: int, num_parts: int, part: int) -> range:
     """The part-th of `num_parts` consecutive ranges of 0..size-1 whose lengths differ by at most one."""
     return range(size * part // num_parts, size * (part + 1) // num_parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The query heads that a rank has, and the KV heads that they share: len(q) is a multiple of len(kv)."""
+
+    q: range
+    kv: range
+
+    @property
+    def group_size(self) -> int:
+        """Query heads a KV head."""
+        return len(self.q) // len(self.kv)
+
+
+def share_heads(num_heads: int, num_kv_heads: int, place: Place) -> HeadShare:
+    """The heads of rank `place.tp_rank`.
+
+    As many KV heads as ranks, or more: whole KV heads with all of their query heads, one more on some ranks where they
+    do not divide. Fewer: ranks share a KV head, which each of them keeps, and split its query heads. Raises ConfigError
+    where a rank would have none.
+    """
+    num_ranks, rank, group_size = place.tp_size, place.tp_rank, num_heads // num_kv_heads
+    if num_ranks > num_heads:
+        raise ConfigError(f"{num_ranks} tensor-parallel ranks for {num_heads} heads: each rank needs a head")
+    if num_ranks <= num_kv_heads:
+        kv = split_evenly(num_kv_heads, num_ranks, rank)
+        return HeadShare(range(kv.start * group_size, kv.stop * group_size), kv)
+    head = rank * num_kv_heads // num_ranks
+    sharers = [other for other in range(num_ranks) if other * num_kv_heads // num_ranks == head]
+    own = split_evenly(group_size, len(sharers), sharers.index(rank))
+    first = head * group_size
+    return HeadShare(range(first + own.start, first + own.stop), range(head, head + 1))

@@ -9,16 +9,16 @@ import math
 import torch
 from torch import Tensor
 
-from treecore.model.spec import LinearScaling, Llama3Scaling, ModelSpec, RopeSpec
+from treecore.model.spec import LinearScaling, Llama3Scaling, RopeSpec
 
 
-def rotation_table(spec: ModelSpec, device: torch.device) -> Tensor:
-    """complex64 [context_len, 1, head_dim / 2]: the turn of each pair at each position.
+def rotation_table(rope: RopeSpec | None, head_dim: int, context_len: int, device: torch.device) -> Tensor:
+    """complex64 [context_len, 1, head_dim / 2]: the turn of each pair at each position; no pairs without a rope.
 
     A table, so that a position's turn has the same bits in every batch.
     """
-    inverse = inverse_frequencies(spec.rope, spec.head_dim)
-    angles = torch.arange(spec.context_len, dtype=torch.float32)[:, None] * inverse
+    inverse = torch.empty(0) if rope is None else inverse_frequencies(rope, head_dim)
+    angles = torch.arange(context_len, dtype=torch.float32)[:, None] * inverse
     return torch.complex(angles.cos(), angles.sin())[:, None].to(device)
 
 
@@ -31,8 +31,8 @@ def rotate(x: Tensor, turns: Tensor) -> None:
 
 
 def interleave_pairs(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorders the rows of a q or k projection [heads * head_dim, H] so that each rotated pair lies side by side."""
-    halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[1])
+    """Reorders the rows of a q or k projection, [heads * head_dim, ...], so that rotated pairs lie side by side."""
+    halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 

@@ -24,8 +24,8 @@ from ssm_worker.boost.teacher import Teacher
 from ssm_worker.boost.training import RunDirectory, TrainingRun, new_distiller
 from ssm_worker.boost.turns import TeacherText, read_openers, read_prompts
 from treecore.errors import ConfigError
+from treecore.model.families import read_spec
 from treecore.model.load import load_decoder
-from treecore.model.spec import read_spec
 
 HELD_OUT_ANSWER_LEN = 96
 SPEED_CONTEXT_LEN = 128

@@ -19,8 +19,9 @@ from ssm_worker.boost.corpus import TeacherSequence
 from ssm_worker.boost.student import Student, Vocabulary
 from treecore.errors import ConfigError
 from treecore.model.checkpoint import Checkpoint
-from treecore.model.load import EMBEDDING, HEAD, HEAD_TOKEN_IDS, NORM, expected_shapes, open_checkpoint
-from treecore.model.spec import ModelSpec, read_json
+from treecore.model.config import read_json
+from treecore.model.load import HEAD_TOKEN_IDS, expected_shapes, open_checkpoint
+from treecore.model.spec import ModelSpec
 
 NUM_COUNTED = 5  # of a position's top tokens, for the head: what a tree may propose
 
@@ -51,13 +52,13 @@ def prune(teacher: Path, layers: Sequence[int], head_token_ids: NDArray[np.int64
     spec, checkpoint = _open_teacher(teacher)
     if not layers or not all(0 <= layer_idx < spec.num_layers for layer_idx in layers):
         raise ConfigError(f"layers {','.join(map(str, layers))}: {teacher} has layers 0 to {spec.num_layers - 1}")
-    student_spec = replace(spec, num_layers=len(layers))
+    student_spec = replace(spec, layers=tuple(spec.layers[layer_idx] for layer_idx in layers))
     weights = {
         name.replace("model.layers.*.", f"model.layers.{new}."): checkpoint.tensor(name.replace("*", str(old)))
         for name in _layer_names(spec)
         for new, old in enumerate(layers)
     }
-    weights[NORM] = checkpoint.tensor(NORM)
+    weights[spec.tensors.norm] = checkpoint.tensor(spec.tensors.norm)
     return Student(student_spec, weights, _vocabulary(spec, checkpoint, torch.from_numpy(head_token_ids)))
 
 
@@ -103,6 +104,8 @@ def _open_teacher(teacher: Path) -> tuple[ModelSpec, Checkpoint]:
     spec, checkpoint = open_checkpoint(teacher)
     if spec.draft is not None:
         raise ConfigError(f"{teacher}: is an SSM artefact itself; a teacher has an embedding of its own")
+    if spec.family != "llama":
+        raise ConfigError(f"{teacher}: model_type={spec.family!r}; only llama models are made smaller")
     for name, shape in expected_shapes(spec).items():
         if name not in checkpoint.names() or tuple(checkpoint.shape(name)) != shape:
             raise ConfigError(f"{teacher}: tensor {name} is missing or not of shape {shape}")
@@ -116,6 +119,6 @@ def _layer_names(spec: ModelSpec) -> list[str]:
 
 
 def _vocabulary(spec: ModelSpec, checkpoint: Checkpoint, head_token_ids: Tensor) -> Vocabulary:
-    embedding = checkpoint.tensor(EMBEDDING)
-    head = embedding if spec.tie_embeddings else checkpoint.tensor(HEAD)
+    embedding = checkpoint.tensor(spec.tensors.embedding)
+    head = embedding if spec.tie_embeddings else checkpoint.tensor(spec.tensors.head)
     return Vocabulary(embedding, head[head_token_ids].float(), head_token_ids)

@@ -60,9 +60,9 @@ class _Mlp(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(spec.hidden_size, spec.rms_eps)
+        self.input_layernorm = nn.RMSNorm(spec.hidden_size, spec.norm.eps)
         self.self_attn = _Attention(spec)
-        self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, spec.rms_eps)
+        self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, spec.norm.eps)
         self.mlp = _Mlp(spec)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class _Layers(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_Layer(spec) for _ in range(spec.num_layers))
-        self.norm = nn.RMSNorm(spec.hidden_size, spec.rms_eps)
+        self.norm = nn.RMSNorm(spec.hidden_size, spec.norm.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ class Student(nn.Module):
         self.load_state_dict(
             {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}, assign=True
         )
-        self._frequencies = inverse_frequencies(spec.rope, spec.head_dim)
+        rope = spec.layers[0].rope
+        assert rope is not None, "a Llama rotates"
+        self._frequencies = inverse_frequencies(rope, spec.head_dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The normalised hidden states, fp32 [B, T, H], of tokens int64 [B, T] that start at position 0."""

@@ -10,7 +10,7 @@ from ssm_worker.boost.checkpoint import Mark, TrainingLog, recipe_fields, restor
 from ssm_worker.boost.corpus import Corpus, TeacherSequence
 from ssm_worker.boost.distil import Distiller, Recipe
 from ssm_worker.boost.prune import choose_head_tokens, export_artefact, prune
-from treecore.model.spec import read_spec
+from treecore.model.families import read_spec
 
 Clock = Callable[[], float]
 OnStep = Callable[[int, float], None]
