@@ -65,6 +65,16 @@ async def test_max_tokens_1(client: httpx.AsyncClient) -> None:
     assert answer["espalier"]["steps"] == 1
 
 
+async def test_a_prompt_that_was_read_before_is_cached(client: httpx.AsyncClient) -> None:
+    """Its full blocks before the last token, also where two choices ask for it and where another prompt goes on."""
+    prompt = "An opening that nobody else has used, of many blocks. " * 2  # 108 tokens
+    first = await complete(client, prompt, max_tokens=2)
+    again = await complete(client, prompt, max_tokens=2, n=2, temperature=1)
+    longer = await complete(client, prompt + "More", max_tokens=2)
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, longer)]
+    assert cached == [0, 96, 96]
+
+
 @pytest.mark.parametrize("num_output", [1, 2, 5])
 async def test_prompt_up_to_the_context(client: httpx.AsyncClient, num_output: int) -> None:
     """The last position of the context is usable, and not one more."""

@@ -262,6 +262,18 @@ async def test_usage_and_acceptance_are_cut_with_the_text() -> None:
     }
 
 
+async def test_cached_tokens_are_those_that_no_choice_computed() -> None:
+    """Two prompts, two choices each: the least of each prompt's choices, added up."""
+    found = iter([4, 2, 3, 5])
+    body = await answer(
+        COMPLETIONS,
+        lambda _: [TokenDelta(tuple(HELLO), "length", 1, num_found=next(found))],
+        prompt=["ab cd ef", "gh ij kl"],
+        n=2,
+    )
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2 + 3}
+
+
 async def test_fewer_tokens_than_asked_for() -> None:
     """Case 10: usage counts what is there, not max_tokens."""
     body = await answer(CHAT, max_tokens=30)

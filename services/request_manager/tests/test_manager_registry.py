@@ -200,9 +200,10 @@ def test_metrics_show_steps_blocks_and_load() -> None:
     registry = CollectorRegistry()
     metrics = ManagerMetrics(registry)
     metrics.on_step(StepRecord(2, 10, (2, 1), 5, total_ms=9, draft_ms=2, draft_forward_ms=1, verify_ms=6,
-                               verify_forward_ms=5, sample_ms=1))  # fmt: skip
+                               verify_forward_ms=5, sample_ms=1, num_asked=40, num_found=32))  # fmt: skip
     metrics.on_blocks(WorkerId("v"), BlockUsage(3, 4, 2, 9, 16))
     metrics.on_load(2, 1)
+    metrics.on_preempted()
     metrics.on_dropped("state_missing")
     wanted = {
         ("espalier_tokens_committed_total", ()): 5,
@@ -212,6 +213,10 @@ def test_metrics_show_steps_blocks_and_load() -> None:
         ("espalier_accepted_tokens_total", (("depth", "2"),)): 1,
         ("espalier_answers_dropped_total", (("reason", "state_missing"),)): 1,
         ("espalier_kv_blocks", (("state", "used"),)): 4,
+        ("espalier_kv_blocks", (("state", "cached"),)): 2,
+        ("espalier_prompt_tokens_total", ()): 40,
+        ("espalier_cached_prompt_tokens_total", ()): 32,
+        ("espalier_preemptions_total", ()): 1,
         ("espalier_requests", (("state", "waiting"),)): 1,
         ("espalier_step_part_seconds_count", (("part", "overhead"),)): 1,
     }
