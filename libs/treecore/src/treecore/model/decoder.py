@@ -84,7 +84,7 @@ class Decoder:
     @property
     def num_layers(self) -> int:
         """Layers of this rank's stage."""
-        return len(self._weights.layers)
+        return len(self._stage.layers)
 
     def new_pool(self, num_slots: int) -> KvPool:
         """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
