@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from espalier_local.child import Child
 from espalier_local.supervise import ChildFailed, RestartPolicy, Supervisor
 
-FAST = RestartPolicy(first_delay_s=0.001, max_delay_s=0.01)
+FAST = RestartPolicy(first_delay_s=0.001, max_delay_s=0.01, follow_s=0.05)
 RUNS = "import signal; print('up'); signal.pause()"
 SAYS_BYE = """
 import signal, sys
@@ -64,6 +64,29 @@ async def test_a_killed_child_is_started_again(heard, child_of) -> None:
         await heard.when(lambda h: h.of("worker") == ["up", "up"])
         assert kept.pid("worker") != first
         assert "killed by signal 9" in heard.of("espalier")[0]
+
+
+async def test_a_group_lives_and_dies_together(heard, child_of) -> None:
+    """Kill -9 of the second: the others are ended, also one that does not go by itself, and all start again."""
+    async with supervisor(heard) as kept:
+        await kept.start(*[child_of(name, RUNS) for name in "abc"])
+        assert kept.names() == ("a", "b", "c")
+        await heard.when(lambda h: len(h.lines) == 3)
+        first = [kept.pid(name) for name in "abc"]
+        os.kill(first[1], signal.SIGKILL)
+        await heard.when(lambda h: all(h.of(name) == ["up", "up"] for name in "abc"))
+        assert not {*first} & {kept.pid(name) for name in "abc"}
+        assert heard.of("espalier") == ["a died (killed by signal 9: up); starting it again in 0.0 s"]
+
+
+async def test_a_refusal_of_one_is_the_groups(heard, child_of) -> None:
+    """Its own line is the message, whoever ends at the same time."""
+    refuses = "import sys; print('b: tensor x is missing', file=sys.stderr); sys.exit(1)"
+    async with supervisor(heard) as kept:
+        await kept.start(child_of("a", RUNS), child_of("b", refuses))
+        with pytest.raises(ChildFailed, match=r"^b: tensor x is missing$"):
+            async with asyncio.timeout(20):
+                await kept.failure()
 
 
 async def test_a_child_that_keeps_dying_is_given_up(heard, child_of) -> None:

@@ -143,3 +143,15 @@ def test_the_children_get_their_flags() -> None:
         "request_manager": f"-m request_manager {common} --model /models/llm --host 127.0.0.1 --port 2 --tree 2,1",
     }
     assert all(spec.env["OMP_NUM_THREADS"] == "2" for spec in specs.values())
+
+
+def test_the_ranks_of_a_verifier_are_one_group() -> None:
+    """Each has its own rank, and all the same sizes and rendezvous; nobody else is in the group."""
+    config = replace(CONFIG, tensor_parallel_size=2, pipeline_parallel_size=2)
+    specs = services(config, Addresses("nats://127.0.0.1:1", "127.0.0.1", 2, 3))
+    ranks = [spec for spec in specs if spec.group == "llm_verifier"]
+    assert ranks == list(specs[:4])
+    assert [spec.name for spec in ranks] == ["llm_verifier", "llm_verifier-1", "llm_verifier-2", "llm_verifier-3"]
+    sizes = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+    for rank, spec in enumerate(ranks):
+        assert spec.argv[-8:] == (*sizes, "--rank", str(rank), "--rendezvous", "127.0.0.1:3")

@@ -41,7 +41,7 @@ def whole(model: Path) -> Decoder:
     return load_decoder(model, dtype="float32")
 
 
-@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 2), (1, 3)])
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2), (3, 1)])
 def test_a_group_is_one_decoder(model: Path, whole: Decoder, tp_size: int, pp_size: int) -> None:
     """The logits and tokens of one process; it ends in peace, every rank with exit status 0."""
     with running_group(model, tp_size, pp_size) as group:

@@ -24,13 +24,15 @@ _DRAIN_S = 1.0
 class ChildSpec:
     """How a child is started. env: what is set on top of our own environment.
 
-    speaks_as: the name under which the program reports that it cannot start (`speaks_as: message`).
+    speaks_as: the name under which the program reports that it cannot start (`speaks_as: message`). group: children of
+    one group live and die together; None: a child by itself.
     """
 
     name: str
     argv: tuple[str, ...]
     speaks_as: str
     env: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _MAX_TREE_NODES = 4096  # a typing error, not a policy: the manager knows its ow
 
 
 def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel = "warning") -> None:
-    """--model, --ssm, --dtype, --threads, --tree, --no-prefix-cache, --log-level."""
+    """--model, --ssm, --dtype, --threads, the sizes of the verifier's group, --tree, --no-prefix-cache, --log-level."""
     add = parser.add_argument_group("the system").add_argument
     add("--model", default=SMOLLM2.name, help=f"{', '.join(KNOWN)}, a directory, a .gguf file or a hub name")
     add(
@@ -24,12 +24,9 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
         help=f"the small model that drafts: a directory (repeatable), '{DEFAULT_SSM}' or '{NO_SSM}'",
     )
     add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
-    add(
-        "--threads",
-        type=int,
-        default=max(1, num_cores() // 2),
-        help="CPU threads of each model process (default: half)",
-    )
+    add("--threads", type=int, help="CPU threads of each model process (default: half of the cores; in a group 1)")
+    add("--tensor-parallel-size", type=positive, default=1, metavar="N", help="verifier ranks that split each layer")
+    add("--pipeline-parallel-size", type=positive, default=1, metavar="N", help="verifier stages that split the layers")
     add("--tree", type=widths, metavar="K1,K2,..", help="children per node on each level of the token tree")
     add("--no-prefix-cache", action="store_true", help="never reuse K and V of one request for another")
     add("--log-level", choices=get_args(LogLevel), default=log_level)
@@ -43,21 +40,33 @@ def add_listen_options(parser: argparse.ArgumentParser) -> None:
 
 def system_config(args: argparse.Namespace) -> SystemConfig:
     """The system that the flags describe; raises ConfigError in one line. Without --port it takes any free port."""
-    if not 1 <= args.threads <= num_cores():
-        raise ConfigError(f"--threads {args.threads}: this machine has {num_cores()} cores; use 1 to {num_cores()}")
+    threads = _threads(args.threads, args.tensor_parallel_size * args.pipeline_parallel_size)
     with StageBars() as bars:
         model = resolve_model(args.model, ModelCache.from_environment(), bars)
     return SystemConfig(
         model=model,
         ssms=resolve_ssms(args.ssm or [DEFAULT_SSM], model),
         dtype=args.dtype,
-        threads=args.threads,
+        threads=threads,
         host=getattr(args, "host", "127.0.0.1"),
         port=getattr(args, "port", 0),
         tree=args.tree,
         prefix_cache=not args.no_prefix_cache,
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
         log_level=args.log_level,
     )
+
+
+def _threads(wanted: int | None, num_ranks: int) -> int:
+    """Threads of a process: ranks compute at the same time, so together they should not want more than the cores."""
+    most = max(1, num_cores() // num_ranks)
+    if wanted is None:
+        return max(1, num_cores() // 2) if num_ranks == 1 else 1
+    if not 1 <= wanted <= most:
+        ranks = "" if num_ranks == 1 else f" for {num_ranks} ranks"
+        raise ConfigError(f"--threads {wanted}: this machine has {num_cores()} cores{ranks}; use 1 to {most}")
+    return wanted
 
 
 def num_cores() -> int:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +40,8 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 class SystemConfig:
     """What a system serves and how. port 0: any free one. tree: widths <k1..km>, None: the manager's default.
 
-    threads: CPU threads of each model process. start_timeout_s: for everything to become ready.
+    threads: CPU threads of each model process. start_timeout_s: for everything to become ready. The verifier is
+    tensor_parallel_size x pipeline_parallel_size processes.
     """
 
     model: ServedModel
@@ -50,17 +52,25 @@ class SystemConfig:
     port: int = 0
     tree: tuple[int, ...] | None = None
     prefix_cache: bool = True
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     log_level: LogLevel = "warning"
     start_timeout_s: float = 300.0
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the verifier."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the parts of one system meet."""
+    """Where the parts of one system meet; the verifier's ranks at rendezvous_port."""
 
     nats_url: str
     host: str
     port: int
+    rendezvous_port: int = 0
 
 
 ServicesOf = Callable[[SystemConfig, Addresses], tuple[ChildSpec, ...]]
@@ -74,10 +84,10 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     tree = () if config.tree is None else ("--tree", ",".join(map(str, config.tree)))
     listen = ("--host", at.host, "--port", str(at.port))
 
-    def service(name: str, module: str, *flags: str) -> ChildSpec:
+    def service(name: str, module: str, *flags: str, group: str | None = None) -> ChildSpec:
         common = ("--nats-url", at.nats_url, "--subject-prefix", SUBJECT_PREFIX, "--log-level", config.log_level)
         env = {"OMP_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
-        return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env)
+        return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env, group=group)
 
     workers = [
         service(
@@ -85,11 +95,29 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         )
         for idx, ssm in enumerate(config.ssms)
     ]
+    verifier_flags = (*model, "--name", config.model.name, *worker_flags)
+    ranks = [
+        service(rank_child(rank), VERIFIER, *verifier_flags, *_rank_flags(config, at, rank), group=VERIFIER)
+        for rank in range(config.num_ranks)
+    ]
     return (
-        service(VERIFIER, VERIFIER, *model, "--name", config.model.name, *worker_flags),
+        *ranks,
         *workers,
         service(MANAGER, MANAGER, *model, *listen, *tree),
     )
+
+
+def _rank_flags(config: SystemConfig, at: Addresses, rank: int) -> tuple[str, ...]:
+    if config.num_ranks == 1:
+        return ()
+    sizes = {"tensor": config.tensor_parallel_size, "pipeline": config.pipeline_parallel_size}
+    size_flags = [part for kind, size in sizes.items() for part in (f"--{kind}-parallel-size", str(size))]
+    return (*size_flags, "--rank", str(rank), "--rendezvous", f"{broker.HOST}:{at.rendezvous_port}")
+
+
+def rank_child(rank: int) -> str:
+    """The name of a verifier rank's process: llm_verifier, llm_verifier-1, ..."""
+    return VERIFIER if rank == 0 else f"{VERIFIER}-{rank}"
 
 
 def ssm_child(idx: int) -> str:
@@ -163,7 +191,7 @@ class LocalSystem:
 
     @property
     def child_names(self) -> tuple[str, ...]:
-        """nats, llm_verifier, ssm_worker (ssm_worker-2, ...), request_manager."""
+        """nats, llm_verifier (llm_verifier-1, ...), ssm_worker (ssm_worker-2, ...), request_manager."""
         return self._supervisor.names()
 
     def pid(self, child_name: str) -> int:
@@ -185,8 +213,9 @@ class LocalSystem:
 
     def _reserve(self) -> Addresses:
         http = self._hold(ReservedPort(self._config.host, self._config.port))
+        ranks = self._hold(ReservedPort(broker.HOST, 0))
         nats = self._hold(ReservedPort(broker.HOST, 0))
-        return Addresses(broker.nats_url(nats.number), self._config.host, http.number)
+        return Addresses(broker.nats_url(nats.number), self._config.host, http.number, ranks.number)
 
     def _hold(self, port: ReservedPort) -> ReservedPort:
         self._ports.append(port)
@@ -210,8 +239,8 @@ class LocalSystem:
         nats_port = self._ports[-1].number
         await self._supervisor.start(broker.broker_spec(self._directory, nats_port))
         await self._guard(self._when_listening(at, nats_port))
-        for spec in self._services_of(self._config, at):
-            await self._supervisor.start(spec)
+        for _, group in groupby(self._services_of(self._config, at), key=lambda spec: spec.group or spec.name):
+            await self._supervisor.start(*group)
         await self._guard(self._when_ready())
 
     async def _when_listening(self, at: Addresses, nats_port: int) -> None:
