@@ -28,6 +28,8 @@ PACKAGES := -e 'libs/treecore[model,service]' -e services/request_manager -e 'se
 TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai
 PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml)
 
+HAS_TRITON := $(BIN)/python -c 'import triton; assert triton.__version__ == "3.6.0"' 2>/dev/null
+
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test check format setup model
@@ -45,6 +47,7 @@ check: setup model
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+	if $(HAS_TRITON); then $(BIN)/python -m pytest libs/treecore/interpreted; fi
 
 format: setup
 	$(BIN)/ruff format .
@@ -66,4 +69,5 @@ $(STAMP): constraints.txt Makefile $(PYPROJECTS)
 		else $(PIP) $(TORCH_INDEX) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) $(TORCH_INDEX) torch==$(TORCH); fi
 	@echo "installing the packages and tools"
 	@$(PIP) -c constraints.txt $(TORCH_INDEX) $(PACKAGES) $(TOOLS)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) -c constraints.txt -e 'libs/treecore[model,service,kernels]'
 	@touch $@
