@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from treecore.model import linear, load
 from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
-from treecore.model.linear import Precision
+from treecore.model.linear import DType, Precision
 from treecore.model.load import load_decoder
 from treecore.model.norm import RmsNorm
 from treecore.model.sequence import SequenceCache
@@ -224,12 +224,13 @@ def test_a_forward_may_want_no_logits(plain: tuple[Decoder, LlamaForCausalLM]) -
     assert logits.shape == (0, 61)
 
 
-def test_bfloat16_rounds_the_weights(tmp_path: Path) -> None:
-    """On a CPU without bf16 kernels the arithmetic stays fp32, on weights rounded to bf16; else it is near that."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype_rounds_the_weights(tmp_path: Path, dtype: DType) -> None:
+    """On a CPU without kernels for it the arithmetic stays fp32, on rounded weights; else it is near that."""
     path = write_tiny_llama(tmp_path)
-    decoder, model = load_decoder(path, dtype="bfloat16"), load_reference(path)
+    decoder, model = load_decoder(path, dtype=dtype), load_reference(path)
     for weight in model.parameters():
-        weight.data = weight.data.bfloat16().float()
+        weight.data = weight.data.to(getattr(torch, dtype)).float()
     runner, tokens = Runner(decoder), random_tokens(3, 30)
     runner.cache.advance("a", 0, tokens)
     tolerance = 1e-4 if decoder.activation_dtype is torch.float32 else 0.3

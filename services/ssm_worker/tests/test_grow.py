@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ssm_worker.grow import Grower
 from treecore.accept import walk
@@ -22,6 +22,7 @@ from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens
 from treecore.testing.checkpoints import TINY, write_tiny_draft, write_tiny_llama
+from treecore.testing.families import load_reference, write_family
 from treecore.tree import TokenTree
 
 VOCAB_SIZE = int(TINY["vocab_size"])
@@ -52,7 +53,7 @@ def oracle(checkpoint: Path) -> "Oracle":
 class Oracle:
     """Plain forwards over whole sequences, with transformers."""
 
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     @torch.inference_mode()
@@ -100,6 +101,21 @@ def drafted(reply: DraftReply, root: int, request_id: str = "r") -> TokenTree:
 def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
     """Random tokens."""
     return rng.integers(0, VOCAB_SIZE, length).tolist()
+
+
+@pytest.mark.parametrize("case", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt"])
+def test_any_family_drafts(tmp_path: Path, case: str) -> None:
+    """Trees behind contexts beyond the window, in two steps, are those of plain forwards."""
+    path = write_family(tmp_path, case)
+    drafter, theirs = grower(load_decoder(path, dtype="float32")), Oracle(load_reference(path))
+    committed = prompt_of(np.random.default_rng(1), 20)
+    assert set(drafted(step(drafter, item(committed, (2, 1, 2))), committed[-1]).paths()) == set(
+        theirs.paths(committed, (2, 1, 2), GREEDY)
+    )
+    committed += theirs.children(committed, GREEDY, 1)
+    assert set(drafted(step(drafter, item(committed, (1, 1), start=20)), committed[-1]).paths()) == set(
+        theirs.paths(committed, (1, 1), GREEDY)
+    )
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -25,7 +25,7 @@ from espalier_local.supervise import ChildFailed, RestartPolicy, Supervisor
 from treecore.messages import WorkerKind
 from treecore.service.tasks import first_of
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 VERIFIER = "llm_verifier"

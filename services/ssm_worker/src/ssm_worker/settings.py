@@ -15,7 +15,7 @@ class SsmSettings(ServiceSettings):
     ssm: Path = Field(description="directory of the SSM's checkpoint")
     teacher: Path | None = Field(None, description="directory of the LLM, for an SSM that borrows its embedding")
     name: str = Field("ssm", description="the SSM's name; workers of one name are replicas")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")
     prefix_cache: CliImplicitFlag[bool] = Field(

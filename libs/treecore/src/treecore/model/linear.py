@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "float16"]
 
 FP16_MAX = 65504.0
 ONEDNN_ROWS = 16  # the row count that oneDNN lays the weight out for: about one tree
@@ -72,9 +72,9 @@ class PlainLinear:
 
 
 def choose_precision(dtype: DType, device: torch.device) -> Precision:
-    """Activations in bf16 only where the device multiplies bf16; other CPUs compute in fp32 on bf16-rounded weights."""
-    weight = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    if device.type == "cpu" and not cpu_has_bf16_kernels():
+    """A CPU multiplies fp32, and bf16 where it has kernels; else it computes in fp32 on weights rounded to `dtype`."""
+    weight = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    if device.type == "cpu" and not (weight is torch.bfloat16 and cpu_has_bf16_kernels()):
         return Precision(weight, torch.float32, device)
     return Precision(weight, weight, device)
 
