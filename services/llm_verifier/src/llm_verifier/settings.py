@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
+from treecore.model.backend import AttentionName, DeviceName
 from treecore.service.settings import ServiceSettings
 
 
@@ -30,6 +31,8 @@ class VerifierSettings(GroupSettings):
 
     model: Path = Field(description="directory of the LLM's checkpoint")
     name: str = Field("llm", description="the model's name as clients write it")
+    device: DeviceName = Field("auto", description="cpu or cuda; auto is cuda where there is a device")
+    attention: AttentionName = Field("auto", description="torch or triton; auto is triton on cuda, torch elsewhere")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")

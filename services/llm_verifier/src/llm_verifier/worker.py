@@ -14,8 +14,11 @@ from llm_verifier.engine import Engine
 from llm_verifier.group.member import Follower, lead
 from llm_verifier.group.seat import Seat, find_seat
 from llm_verifier.settings import VerifierSettings
+from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
+from treecore.model.backend import Hardware, choose_device
+from treecore.model.decoder import Decoder
 from treecore.model.held import Forwards, HeldRequests, P
 from treecore.model.load import load_decoder
 from treecore.service.lifecycle import run_service
@@ -27,11 +30,18 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
-        await _serve_steps(settings, await asyncio.to_thread(load_decoder, settings.model, dtype=settings.dtype), stop)
+        await _serve_steps(settings, await asyncio.to_thread(_load, settings), stop)
+    elif settings.device == "cuda" or settings.attention == "triton":
+        raise ConfigError("a group of ranks runs on CPUs so far: device cuda and attention triton are for one rank")
     elif seat.rank == 0:
         await _lead(seat, settings, stop)
     else:
         await _follow(seat, settings, stop)
+
+
+def _load(settings: VerifierSettings) -> Decoder:
+    hardware = Hardware(choose_device(settings.device), settings.attention, settings.block_len)
+    return load_decoder(settings.model, dtype=settings.dtype, on=hardware)
 
 
 async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treecore.model.attention import Attention
 from treecore.model.batch import ForwardBatch
-from treecore.model.kv_pool import KvPool, KvShape
+from treecore.model.kv_pool import KvPool, KvShape, MoveRows, move_by_index
 from treecore.model.linear import Precision
 from treecore.model.norm import Norm
 from treecore.model.parallel import HeadShare, Place
@@ -64,7 +64,14 @@ class _View:
 class Decoder:
     """One rank's part of a decoder, ready to run. Immutable; all state is in the KvPool that each call is given."""
 
-    def __init__(self, spec: ModelSpec, stage: Stage, precision: Precision, attention: Attention) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stage: Stage,
+        precision: Precision,
+        attention: Attention,
+        move_rows: MoveRows = move_by_index,
+    ) -> None:
         self.spec = spec
         self.place = stage.place
         self.device = precision.device
@@ -72,6 +79,7 @@ class Decoder:
         self._stage = stage
         self._num_heads, self._num_kv_heads = len(stage.heads.q), len(stage.heads.kv)
         self._attention = attention
+        self._move_rows = move_rows
         self._tables = [
             rotation_table(kind.rope, spec.head_dim, spec.context_len, precision.device) for kind in stage.kinds
         ]
@@ -89,7 +97,7 @@ class Decoder:
     def new_pool(self, num_slots: int) -> KvPool:
         """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
         shape = KvShape(len(self._stage.layers), self._num_kv_heads, self.spec.head_dim)
-        return KvPool(shape, num_slots, self.activation_dtype, self.device)
+        return KvPool(shape, num_slots, self.activation_dtype, self.device, self._move_rows)
 
     def forward(self, batch: ForwardBatch, pool: KvPool) -> Tensor:
         """Writes K and V of every row to its slot in `pool`. Returns fp32 [num_logit_rows, V_out] for batch.logit_rows.

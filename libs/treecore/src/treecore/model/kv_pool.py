@@ -1,5 +1,6 @@
 """The memory of the KV cache. Knows slots and layers; must not know requests, blocks or trees."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,15 @@ class Slots(Protocol):
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None: ...  # noqa: D102
 
 
+MoveRows = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], None]
+
+
+def move_by_index(kv: Tensor, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
+    """`KvPool.move` by torch's own indexing, on any device."""
+    src, dst = (torch.from_numpy(slots).to(kv.device) for slots in (src_slots, dst_slots))
+    kv[:, dst] = kv[:, src]
+
+
 class KvPool:
     """K and V of `num_slots` tokens in all layers, one slot a token.
 
@@ -36,7 +46,15 @@ class KvPool:
     go. Memory is not touched before it is written: an unused slot costs no RAM and may hold anything, NaN included.
     """
 
-    def __init__(self, shape: KvShape, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        move_rows: MoveRows = move_by_index,
+    ) -> None:
+        self._move_rows = move_rows
         try:
             size = (shape.num_layers, num_slots, 2, shape.num_kv_heads, shape.head_dim)
             self.kv = torch.empty(size, dtype=dtype, device=device)
@@ -55,6 +73,5 @@ class KvPool:
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Copies K and V of src_slots[i] to dst_slots[i] in all layers, as if all were read before any is written."""
         assert src_slots.shape == dst_slots.shape, "as many sources as destinations"
-        src, dst = (torch.from_numpy(slots).to(self.kv.device) for slots in (src_slots, dst_slots))
         with torch.inference_mode():
-            self.kv[:, dst] = self.kv[:, src]
+            self._move_rows(self.kv, src_slots, dst_slots)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treecore.errors import ConfigError
 from treecore.model.assemble import Assembler, Vocabulary, bias_name
-from treecore.model.attention import TorchAttention
+from treecore.model.backend import Hardware, choose_backend
 from treecore.model.checkpoint import Checkpoint, SafetensorsCheckpoint
 from treecore.model.decoder import Decoder, Stage
 from treecore.model.families import read_spec
@@ -23,7 +23,7 @@ from treecore.model.spec import ModelSpec, Shape
 HEAD_TOKEN_IDS = "espalier.head_token_ids"
 
 REDUNDANT = ("lm_head.weight", ".rotary_emb.inv_freq")  # of old exporters: a tied head, frequencies
-WHOLE, ALONE = Place(), Alone()
+WHOLE, ALONE, CPU = Place(), Alone(), Hardware()
 
 
 def resolve_model(name_or_path: str) -> Path:
@@ -52,7 +52,7 @@ def load_decoder(
     *,
     dtype: DType,
     embedding_from: Path | None = None,
-    device: str = "cpu",
+    on: Hardware = CPU,
     place: Place = WHOLE,
     links: TensorLinks = ALONE,
 ) -> Decoder:
@@ -63,15 +63,15 @@ def load_decoder(
     is missing, unknown, misshapen or unreadable.
     """
     spec, checkpoint = open_checkpoint(path)
-    precision = choose_precision(dtype, torch.device(device))
+    precision = choose_precision(dtype, torch.device(on.device))
     _check_tensors(path, checkpoint, expected_shapes(spec))
     taught = spec.draft is not None and spec.draft.teacher_embedding
     vocabulary = _open_teacher(path, spec, embedding_from) if taught else Vocabulary(spec, checkpoint)
     token_ids = _head_token_ids(path, spec, checkpoint)
     assembler = Assembler(spec, checkpoint, precision, place, links)
     stage = _stage(assembler, spec, vocabulary, token_ids, place)
-    attention = TorchAttention(assembler.heads.group_size, spec.attention_scale, spec.attention_soft_cap)
-    return Decoder(spec, stage, precision, attention)
+    backend = choose_backend(on, spec, assembler.heads.group_size, precision)
+    return Decoder(spec, stage, precision, backend.attention, backend.move_rows)
 
 
 def _stage(

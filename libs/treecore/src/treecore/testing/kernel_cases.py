@@ -116,7 +116,7 @@ def run_kernel(case: Case, inputs: Inputs, variant: Variant, work: Work | None =
         _tiling(case, inputs, variant),
         block_len=case.block_len,
         has_window=case.window is not None,
-        like=inputs.q,
+        device=inputs.q.device,
     )
     return attend(inputs.q, inputs.kv, on_device, case.scoring)
 

@@ -39,7 +39,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A Work on the device, with the scratch that its parts need. One serves all layers that share a window."""
+    """A Work on the device. One serves all layers that share a window."""
 
     variant: Variant
     tiling: Tiling
@@ -53,8 +53,7 @@ class DeviceWork:
     lows: Tensor
     tails: Tensor
     starts: Tensor
-    acc: Tensor
-    stats: Tensor
+    num_partials: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +123,25 @@ def choose_tiling(variant: Variant, group_size: int, longest: int, dtype: torch.
 
 
 def to_device(
-    work: Work, variant: Variant, tiling: Tiling, *, block_len: int, has_window: bool, like: Tensor
+    work: Work, variant: Variant, tiling: Tiling, *, block_len: int, has_window: bool, device: torch.device
 ) -> DeviceWork:
-    """Copies `work` to the device of `like` (q, [R, num_heads, D]) in one transfer and takes its scratch there."""
-    words, *int32s = _upload(
-        [work.words, work.items, work.rows, work.partials, work.tables, work.lows, work.tails, work.starts], like.device
-    )
-    items, rows, partials, tables, lows, tails, starts = int32s
-    _, num_heads, head_dim = like.shape
-    scratch = torch.empty(work.num_partials, num_heads, head_dim + 2, dtype=torch.float32, device=like.device)
-    flat = scratch.view(-1)
-    acc_len = work.num_partials * num_heads * head_dim
+    """Copies `work` to the device in one transfer."""
+    int32s = (work.items, work.rows, work.partials, work.tables, work.lows, work.tails, work.starts)
+    words, items, rows, partials, tables, lows, tails, starts = _upload([work.words, *int32s], device)
     return DeviceWork(
         variant,
         tiling,
         block_len,
         has_window,
-        items,
-        rows,
-        partials,
-        tables,
-        words,
-        lows,
-        tails,
-        starts,
-        acc=flat[:acc_len].view(-1, num_heads, head_dim),
-        stats=flat[acc_len:].view(-1, num_heads, 2),
+        items=items,
+        rows=rows,
+        partials=partials,
+        tables=tables,
+        words=words,
+        lows=lows,
+        tails=tails,
+        starts=starts,
+        num_partials=work.num_partials,
     )
 
 
@@ -163,12 +155,14 @@ def attend(q: Tensor, kv: Tensor, work: DeviceWork, scoring: Scoring) -> Tensor:
     num_rows, num_heads, head_dim = q.shape
     scale, cap = scoring.factors
     out = torch.empty_like(q)
+    acc = torch.empty(work.num_partials, num_heads, head_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(work.num_partials, num_heads, 2, dtype=torch.float32, device=q.device)
     shapes = KernelShapes.of(work, num_heads, kv.shape[2], head_dim, q.dtype)
     _PARTIAL_KERNELS[work.variant][(len(work.items), num_heads // work.tiling.tile_heads)](
         q,
         kv,
-        work.acc,
-        work.stats,
+        acc,
+        stats,
         work.items,
         work.rows,
         work.partials,
@@ -183,9 +177,7 @@ def attend(q: Tensor, kv: Tensor, work: DeviceWork, scoring: Scoring) -> Tensor:
         **shapes.partials(soft_cap=scoring.soft_cap is not None),
     )
     merge = shapes.merge()
-    merge_partials[(num_rows, triton.cdiv(num_heads, merge["BLOCK_H"]))](
-        work.acc, work.stats, work.starts, out, **merge
-    )
+    merge_partials[(num_rows, triton.cdiv(num_heads, merge["BLOCK_H"]))](acc, stats, work.starts, out, **merge)
     return out
 
 
@@ -200,7 +192,6 @@ def _check(q: Tensor, kv: Tensor, work: DeviceWork) -> None:
     if kv.shape[0] % work.block_len:
         raise ValueError(f"kv: {kv.shape[0]} slots are no whole blocks of {work.block_len}")
     check_tensor("work.starts", work.starts, shape=(num_rows + 1,), dtypes=(torch.int32,), like=q)
-    check_tensor("work.acc", work.acc, shape=(-1, num_heads, head_dim), dtypes=(torch.float32,), like=q)
 
 
 def _upload(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:

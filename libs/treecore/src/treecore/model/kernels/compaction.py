@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treecore.model.kernels.check import check_tensor
 
-MAX_ROWS = 256  # a path of accepted nodes is far shorter
+MAX_ROWS = 256  # that one program holds; a path of accepted nodes is far shorter, and longer ones are torch's
 _TILE = 4096  # elements that a program holds in registers at once
 
 
@@ -42,19 +42,22 @@ def move_rows_kernel(
 def move_rows(kv: Tensor, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
     """Copies row src_slots[i] to dst_slots[i] in every layer of `kv`, as if all were read before any is written.
 
-    kv: contiguous, [num_layers, num_slots, ...]. At most MAX_ROWS rows, destinations distinct. Raises ValueError.
+    kv: contiguous, [num_layers, num_slots, ...]. Destinations are distinct. Raises ValueError naming what does not fit.
     """
     check_tensor("kv", kv, dtypes=(torch.float32, torch.bfloat16, torch.float16))
     num_layers, num_slots = kv.shape[:2]
     num_rows = len(src_slots)
     for name, slots in (("src_slots", src_slots), ("dst_slots", dst_slots)):
-        if slots.shape != (num_rows,) or num_rows > MAX_ROWS or np.any((slots < 0) | (slots >= num_slots)):
-            raise ValueError(f"{name}: expected {num_rows} slots (at most {MAX_ROWS}) of {num_slots}")
+        if slots.shape != (num_rows,) or np.any((slots < 0) | (slots >= num_slots)):
+            raise ValueError(f"{name}: expected {num_rows} slots below {num_slots}")
     if len(np.unique(dst_slots)) != num_rows:
         raise ValueError("dst_slots: two rows would go to one slot")
     if num_rows == 0:
         return
     moves = torch.from_numpy(np.stack([src_slots, dst_slots])).to(kv.device)
+    if num_rows > MAX_ROWS:
+        kv[:, moves[1]] = kv[:, moves[0]]
+        return
     width = kv[0, 0].numel()
     block_rows = triton.next_power_of_2(num_rows)
     block_width = max(16, min(_TILE // block_rows, triton.next_power_of_2(width)))
