@@ -1,5 +1,6 @@
 """A group of real processes: the answers of one process, and one fate for all. Rank 0 is this process."""
 
+import math
 import os
 import signal
 import time
@@ -12,14 +13,16 @@ import torch
 
 from llm_verifier.engine import Engine
 from llm_verifier.group.fate import Ending
+from llm_verifier.group.member import describe
 from llm_verifier.group.pipeline import MICRO_BATCH_ROWS, micro_batches
+from llm_verifier.group.seat import place_of
 from llm_verifier.group.testing import RunningGroup, ended, reserved_port, running_group, start_rank
 from treecore.errors import ConfigError, GroupFailed
 from treecore.messages import RequestId, VerifyItem, VerifyRequest, WorkerId
 from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
-from treecore.model.load import load_decoder
+from treecore.model.load import expected_shapes, load_decoder, open_checkpoint
 from treecore.model.sequence import SequenceCache
 from treecore.params import SamplingParams, Seed
 from treecore.testing.tiny import VOCAB_SIZE, save_random_llama
@@ -231,3 +234,14 @@ def test_other_settings_are_refused_by_name(model: Path) -> None:
         ]
         leader.terminate()
         assert ended(leader)[0] == 0
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_ranks_tell_what_they_have(model: Path, tp_size: int, pp_size: int) -> None:
+    """All layers, each in one stage; all weights once, and twice only what each rank of a stage needs whole."""
+    places = [place_of(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
+    told = [describe(load_decoder(model, dtype="float32", place=place)) for place in places]
+    assert sum(each["num_layers"] for each in told) == 3 * tp_size
+    stored = 4 * sum(math.prod(shape) for shape in expected_shapes(open_checkpoint(model)[0]).values())
+    norms = 4 * 64 * (2 * 3 + 1)
+    assert sum(each["weight_bytes"] for each in told) == stored + (tp_size - 1) * norms

@@ -62,6 +62,34 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{path}: tensor {name} cannot be read ({error})") from error
 
 
+class MeteredCheckpoint:
+    """A checkpoint that counts what is read of it: `read_bytes`, as stored."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self.read_bytes = 0
+
+    def names(self) -> set[str]:
+        """See Checkpoint."""
+        return self._checkpoint.names()
+
+    def shape(self, name: str) -> Sequence[int]:
+        """See Checkpoint."""
+        return self._checkpoint.shape(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """See Checkpoint."""
+        return self._counted(self._checkpoint.tensor(name))
+
+    def part(self, name: str, rows: range, columns: range | None = None) -> Tensor:
+        """See Checkpoint."""
+        return self._counted(self._checkpoint.part(name, rows, columns))
+
+    def _counted(self, tensor: Tensor) -> Tensor:
+        self.read_bytes += tensor.nbytes
+        return tensor
+
+
 def shards(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint directory. Raises ConfigError where there are none."""
     index = directory / "model.safetensors.index.json"

@@ -40,7 +40,8 @@ class Stage:
     """What one rank has of a decoder.
 
     kinds: the distinct ways in which its layers know positions. embedding: on the first stage. norm, head: on the last.
-    output_token_ids: int32 [V_out], the head's rows as token ids, or None.
+    output_token_ids: int32 [V_out], the head's rows as token ids, or None. weight_bytes: bytes read of the checkpoint
+    for it; a tied head counts twice, as it is kept twice.
     """
 
     place: Place
@@ -51,6 +52,7 @@ class Stage:
     norm: Norm | None
     head: Part | None
     output_token_ids: NDArray[np.int32] | None
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,11 @@ class Decoder:
     def num_layers(self) -> int:
         """Layers of this rank's stage."""
         return len(self._stage.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's weights, in the precision in which the checkpoint stores them."""
+        return self._stage.weight_bytes
 
     def new_pool(self, num_slots: int) -> KvPool:
         """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from treecore.errors import ConfigError
 from treecore.model.assemble import Assembler, Vocabulary, bias_name
 from treecore.model.backend import Hardware, choose_backend
-from treecore.model.checkpoint import Checkpoint, SafetensorsCheckpoint
+from treecore.model.checkpoint import Checkpoint, MeteredCheckpoint, SafetensorsCheckpoint
 from treecore.model.decoder import Decoder, Stage
 from treecore.model.families import read_spec
 from treecore.model.gguf import read_gguf
@@ -62,20 +62,27 @@ def load_decoder(
     teacher needs `embedding_from`, the teacher's checkpoint. Raises ConfigError naming the file, field or tensor that
     is missing, unknown, misshapen or unreadable.
     """
-    spec, checkpoint = open_checkpoint(path)
+    spec, stored = open_checkpoint(path)
+    checkpoint = MeteredCheckpoint(stored)
     precision = choose_precision(dtype, torch.device(on.device))
     _check_tensors(path, checkpoint, expected_shapes(spec))
     taught = spec.draft is not None and spec.draft.teacher_embedding
     vocabulary = _open_teacher(path, spec, embedding_from) if taught else Vocabulary(spec, checkpoint)
     token_ids = _head_token_ids(path, spec, checkpoint)
     assembler = Assembler(spec, checkpoint, precision, place, links)
-    stage = _stage(assembler, spec, vocabulary, token_ids, place)
+    stage = _stage(assembler, spec, vocabulary, token_ids, place, meter=checkpoint)
     backend = choose_backend(on, spec, assembler.heads.group_size, precision)
     return Decoder(spec, stage, precision, backend.attention, backend.move_rows)
 
 
 def _stage(
-    assembler: Assembler, spec: ModelSpec, vocabulary: Vocabulary, token_ids: NDArray[np.int32] | None, place: Place
+    assembler: Assembler,
+    spec: ModelSpec,
+    vocabulary: Vocabulary,
+    token_ids: NDArray[np.int32] | None,
+    place: Place,
+    *,
+    meter: MeteredCheckpoint,
 ) -> Stage:
     num_head_rows = spec.vocab_size if token_ids is None else len(token_ids)
     head_cost = num_head_rows * spec.hidden_size / spec.layer_size()  # both are bound by reading their weights
@@ -90,6 +97,7 @@ def _stage(
         norm=assembler.last_norm() if place.is_last else None,
         head=assembler.head(vocabulary, token_ids) if place.is_last else None,
         output_token_ids=token_ids,
+        weight_bytes=meter.read_bytes,  # the last field: all has been read by now
     )
 
 

@@ -123,7 +123,7 @@ class Follower:
 
 def describe(decoder: Decoder) -> dict[str, int]:
     """What a rank tells of its part."""
-    return {"num_layers": decoder.num_layers}
+    return {"num_layers": decoder.num_layers, "weight_bytes": decoder.weight_bytes}
 
 
 def _connected(seat: Seat, store: Store, activity: Activity, watch: LeaderWatch | FollowerWatch) -> Collectives:
@@ -149,4 +149,5 @@ def _log_ready(seat: Seat, ranks: dict[int, dict[str, int]]) -> None:
         tensor_parallel_size=seat.tp_size,
         pipeline_parallel_size=seat.pp_size,
         layers="+".join(str(ranks[rank]["num_layers"]) for rank in range(0, seat.size, seat.tp_size)),
+        weight_bytes=",".join(str(ranks[rank]["weight_bytes"]) for rank in range(seat.size)),
     )
