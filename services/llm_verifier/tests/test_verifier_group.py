@@ -14,7 +14,7 @@ import torch
 from llm_verifier.engine import Engine
 from llm_verifier.group.fate import Ending
 from llm_verifier.group.member import describe
-from llm_verifier.group.pipeline import MICRO_BATCH_ROWS, micro_batches
+from llm_verifier.group.pipeline import micro_batches
 from llm_verifier.group.seat import place_of
 from llm_verifier.group.testing import RunningGroup, ended, reserved_port, running_group, start_rank
 from treecore.errors import ConfigError, GroupFailed
@@ -121,15 +121,15 @@ def assert_chunks_give_no_logits(group: RunningGroup) -> None:
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("num_rows", [1, MICRO_BATCH_ROWS, 2 * MICRO_BATCH_ROWS - 1, 2 * MICRO_BATCH_ROWS, 150])
+@pytest.mark.parametrize("num_rows", [1, 8, 15, 16, 150])
 def test_micro_batches_are_equal_and_not_small(whole: Decoder, num_rows: int, num_stages: int) -> None:
-    """As many as stages, unless they had fewer than MICRO_BATCH_ROWS rows."""
+    """As many as stages, unless they had fewer than 8 rows."""
     cache = SequenceCache(whole.new_pool(NUM_SLOTS), BLOCK_LEN)
     cache.advance("r", 0, np.arange(num_rows))
     batch = ForwardBatch.from_segments([cache.next_segment("r")])
-    sizes = [len(piece.tokens) for piece in micro_batches(batch, num_stages)]
+    sizes = [len(piece.tokens) for piece in micro_batches(batch, num_stages, piece_rows=8)]
     assert sum(sizes) == num_rows
-    assert len(sizes) == max(1, min(num_stages, num_rows // MICRO_BATCH_ROWS))
+    assert len(sizes) == max(1, min(num_stages, num_rows // 8))
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -11,8 +11,8 @@ from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
 from treecore.model.kv_pool import KvPool
 
-MICRO_BATCH_ROWS = 32
-"""Smaller pieces cost more than they bring: a stage reads its weights once a piece, however few rows that has."""
+PIECE_ROWS = {"cpu": 8, "cuda": 128}
+"""Fewest rows of a micro-batch by kind of device: a stage reads its weights once a piece, however few rows that has."""
 
 
 class Pipeline:
@@ -27,7 +27,7 @@ class Pipeline:
 
         All receives are posted first: between two ranks every message then has one order, which NCCL needs.
         """
-        pieces = micro_batches(batch, self._decoder.place.pp_size)
+        pieces = micro_batches(batch, self._decoder.place.pp_size, PIECE_ROWS[self._decoder.device.type])
         arriving = [self._expect(piece) for piece in pieces]
         parts, leaving = [], []
         for piece, incoming in zip(pieces, arriving, strict=True):
@@ -62,13 +62,13 @@ class Pipeline:
         return None
 
 
-def micro_batches(batch: ForwardBatch, num_stages: int) -> list[ForwardBatch]:
-    """The batch's rows in as many consecutive pieces of equal size as stages, or fewer where they would be small.
+def micro_batches(batch: ForwardBatch, num_stages: int, piece_rows: int) -> list[ForwardBatch]:
+    """The batch's rows in as many consecutive equal pieces as stages, fewer where they had less than `piece_rows`.
 
     A piece may begin within a segment: its rows' K and V of the piece before are written by then, in every stage.
     """
     num_rows = len(batch.tokens)
-    num_pieces = max(1, min(num_stages, num_rows // MICRO_BATCH_ROWS))
+    num_pieces = max(1, min(num_stages, num_rows // piece_rows))
     if num_pieces == 1:
         return [batch]
     borders = [num_rows * idx // num_pieces for idx in range(num_pieces + 1)]
