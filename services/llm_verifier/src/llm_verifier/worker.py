@@ -11,13 +11,11 @@ import sys
 from contextlib import ExitStack
 
 from llm_verifier.engine import Engine
-from llm_verifier.group.member import Follower, lead
+from llm_verifier.group.member import Follower, hardware, lead
 from llm_verifier.group.seat import Seat, find_seat
 from llm_verifier.settings import VerifierSettings
-from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
-from treecore.model.backend import Hardware, choose_device
 from treecore.model.decoder import Decoder
 from treecore.model.held import Forwards, HeldRequests, P
 from treecore.model.load import load_decoder
@@ -31,8 +29,6 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
         await _serve_steps(settings, await asyncio.to_thread(_load, settings), stop)
-    elif settings.device == "cuda" or settings.attention == "triton":
-        raise ConfigError("a group of ranks runs on CPUs so far: device cuda and attention triton are for one rank")
     elif seat.rank == 0:
         await _lead(seat, settings, stop)
     else:
@@ -40,8 +36,7 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
 
 
 def _load(settings: VerifierSettings) -> Decoder:
-    hardware = Hardware(choose_device(settings.device), settings.attention, settings.block_len)
-    return load_decoder(settings.model, dtype=settings.dtype, on=hardware)
+    return load_decoder(settings.model, dtype=settings.dtype, on=hardware(settings, rank=0))
 
 
 async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:

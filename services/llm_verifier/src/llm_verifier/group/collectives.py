@@ -79,6 +79,8 @@ def connect(seat: Seat, store: Store, device: torch.device, activity: Activity) 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     timeout = timedelta(seconds=activity.timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with activity.joined():
         dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
         stages = [

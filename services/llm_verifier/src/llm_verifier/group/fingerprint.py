@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError
+from treecore.model.backend import choose_device
 
 _OWN = {  # what a rank may have to itself
     *("nats_url", "subject_prefix", "log_level", "model", "name"),
@@ -19,6 +20,7 @@ def facts(settings: VerifierSettings) -> dict[str, str]:
     """Name -> value of everything that must be equal, the checkpoint's content and our version included."""
     common = settings.model_dump(mode="json", exclude=_OWN)
     told = {name: str(value) for name, value in common.items()}
+    told["device"] = choose_device(settings.device)  # `auto` may be one thing here and another there
     return {"version": version("llm-verifier"), "checkpoint": checkpoint_digest(settings.model), **told}
 
 

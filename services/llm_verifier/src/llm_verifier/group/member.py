@@ -22,13 +22,13 @@ from llm_verifier.group.seat import Seat
 from llm_verifier.group.watch import FollowerWatch, LeaderWatch, OnEnd
 from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError, Unavailable
+from treecore.model.backend import Hardware, choose_device
 from treecore.model.decoder import Decoder
 from treecore.model.load import load_decoder
 from treecore.service.telemetry import log_event
 
 logger = logging.getLogger(__name__)
 
-_DEVICE = torch.device("cpu")
 _EXIT_REFUSED = 1
 _EXIT_FAILED = 70
 
@@ -59,7 +59,7 @@ def lead(
     activity = Activity(settings.group_timeout_s)
     watch = LeaderWatch(wires, activity, settings.group_timeout_s, on_end, on_leaving)
     try:
-        collectives = _connected(seat, store, activity, watch)
+        collectives = _connected(seat, store, settings, activity, watch)
         decoder = _load(seat, settings, collectives)
         _log_ready(seat, {0: describe(decoder)} | watch.wait_ready(is_stopped))
         yield GroupDecoder(decoder, collectives, watch)
@@ -98,7 +98,7 @@ class Follower:
             watch.tell_leaving()
         try:
             store = open_store(seat, store_port, timeout_s)
-            collectives = _connected(seat, store, activity, watch)
+            collectives = _connected(seat, store, self._settings, activity, watch)
             decoder = self._loaded(collectives, watch)
             watch.tell_ready(describe(decoder))
             follow(decoder, collectives, watch)
@@ -126,15 +126,27 @@ def describe(decoder: Decoder) -> dict[str, int]:
     return {"num_layers": decoder.num_layers, "weight_bytes": decoder.weight_bytes}
 
 
-def _connected(seat: Seat, store: Store, activity: Activity, watch: LeaderWatch | FollowerWatch) -> Collectives:
+def hardware(settings: VerifierSettings, rank: int) -> Hardware:
+    """What a rank runs on; ranks on one machine with several CUDA devices take one each. Raises ConfigError."""
+    device = choose_device(settings.device)
+    if device == "cuda":
+        device = f"cuda:{rank % torch.cuda.device_count()}"
+    return Hardware(device, settings.attention, settings.block_len)
+
+
+def _connected(
+    seat: Seat, store: Store, settings: VerifierSettings, activity: Activity, watch: LeaderWatch | FollowerWatch
+) -> Collectives:
     try:
-        return connect(seat, store, _DEVICE, activity)
+        device = torch.device(hardware(settings, seat.rank).device)
+        return connect(seat, store, device, activity)
     except CollectiveFailed as error:
         watch.fail("overdue" if error.is_overdue else "broken", str(error))
 
 
 def _load(seat: Seat, settings: VerifierSettings, collectives: Collectives) -> Decoder:
-    return load_decoder(settings.model, dtype=settings.dtype, place=seat.place, links=collectives.links)
+    on = hardware(settings, seat.rank)
+    return load_decoder(settings.model, dtype=settings.dtype, on=on, place=seat.place, links=collectives.links)
 
 
 def _patience(settings: VerifierSettings, is_stopped: Callable[[], bool]) -> Patience:
