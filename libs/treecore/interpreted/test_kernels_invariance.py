@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from treecore.model.kernels.work import SegmentView
-from treecore.testing.kernel_cases import Case, Inputs, chain, make_inputs, random_tree, run_kernel, star
+from treecore.testing.kernel_cases import Case, Inputs, chain, make_inputs, random_tree, run_alone, run_kernel, star
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -21,17 +21,6 @@ def _fixed_order(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         from treecore.testing.bf16_interpreter import dot_in_fixed_order  # noqa: PLC0415
 
         monkeypatch.setattr(InterpreterBuilder, "create_dot", dot_in_fixed_order)
-
-
-def alone(case: Case, inputs: Inputs, segment: SegmentView, idx: int) -> torch.Tensor:
-    """The output of one row, computed by itself behind its own path, which is copied to a cache of its own."""
-    slots = segment.slots[segment.seen[idx]]
-    num_slots = -(-len(slots) // case.block_len) * case.block_len
-    kv = torch.full((num_slots, *inputs.kv.shape[1:]), float("nan"), dtype=case.dtype, device=inputs.kv.device)
-    kv[: len(slots)] = inputs.kv[slots]
-    q = inputs.q[segment.first_row + idx][None].contiguous()
-    view = SegmentView(0, 1, np.arange(len(slots)), None)
-    return run_kernel(case, Inputs(q, kv, (view,)), "invariant")[0]
 
 
 def pick(inputs: Inputs, num_rows: int) -> list[tuple[SegmentView, int]]:
@@ -61,7 +50,7 @@ def test_a_row_has_the_bits_it_has_alone(case: Case, dtype: torch.dtype, device:
     inputs = make_inputs(case, device)
     together = run_kernel(case, inputs, "invariant")
     for segment, idx in pick(inputs, 2 if len(inputs.segments) < 3 else 0):
-        assert torch.equal(together[segment.first_row + idx], alone(case, inputs, segment, idx))
+        assert torch.equal(together[segment.first_row + idx], run_alone(case, inputs, segment, idx))
 
 
 def test_the_fast_kernel_would_fail_this_test(device: str) -> None:
@@ -71,5 +60,5 @@ def test_the_fast_kernel_would_fail_this_test(device: str) -> None:
     together = run_kernel(case, inputs, "fast")
     rows = [(segment, idx) for segment, idx in pick(inputs, 6)]
     assert not all(
-        torch.equal(together[segment.first_row + idx], alone(case, inputs, segment, idx)) for segment, idx in rows
+        torch.equal(together[segment.first_row + idx], run_alone(case, inputs, segment, idx)) for segment, idx in rows
     )

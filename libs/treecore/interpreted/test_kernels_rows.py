@@ -61,7 +61,6 @@ def misfits(q: Tensor, kv: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         "kv: shape": (q, kv[:, :1]),
         "kv: strides": (q, kv.repeat_interleave(2, dim=0)[::2]),
         "kv: 3 heads": (q, kv.repeat(1, 1, 3, 1)),
-        "kv: 15 slots": (q, kv[:15]),
         "work.starts": (q.repeat(2, 1, 1), kv),
     }
 

@@ -33,6 +33,9 @@ class VerifierSettings(GroupSettings):
     name: str = Field("llm", description="the model's name as clients write it")
     device: DeviceName = Field("auto", description="cpu or cuda; auto is cuda where there is a device")
     attention: AttentionName = Field("auto", description="torch or triton; auto is triton on cuda, torch elsewhere")
+    cuda_graphs: CliImplicitFlag[bool] = Field(
+        False, description="replay small steps as CUDA graphs; needs attention triton; not run on hardware yet"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")

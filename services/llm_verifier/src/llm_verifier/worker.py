@@ -14,9 +14,11 @@ from llm_verifier.engine import Engine
 from llm_verifier.group.member import Follower, hardware, lead
 from llm_verifier.group.seat import Seat, find_seat
 from llm_verifier.settings import VerifierSettings
+from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
 from treecore.model.decoder import Decoder
+from treecore.model.graphs import GraphedDecoder
 from treecore.model.held import Forwards, HeldRequests, P
 from treecore.model.load import load_decoder
 from treecore.service.lifecycle import run_service
@@ -29,14 +31,22 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
         await _serve_steps(settings, await asyncio.to_thread(_load, settings), stop)
+    elif settings.cuda_graphs:
+        raise ConfigError("cuda_graphs: for a verifier of one rank")
     elif seat.rank == 0:
         await _lead(seat, settings, stop)
     else:
         await _follow(seat, settings, stop)
 
 
-def _load(settings: VerifierSettings) -> Decoder:
-    return load_decoder(settings.model, dtype=settings.dtype, on=hardware(settings, rank=0))
+def _load(settings: VerifierSettings) -> Decoder | GraphedDecoder:
+    on = hardware(settings, rank=0)
+    decoder = load_decoder(settings.model, dtype=settings.dtype, on=on)
+    if not settings.cuda_graphs:
+        return decoder
+    if not on.device.startswith("cuda") or on.attention == "torch":
+        raise ConfigError("cuda_graphs: needs device cuda and attention triton")
+    return GraphedDecoder(decoder)
 
 
 async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:

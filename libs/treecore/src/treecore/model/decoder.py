@@ -1,6 +1,5 @@
 """The forward, one pass over a batch's rows, of any family. Knows layers; must not know requests, files or sampling."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +55,17 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch on the device. plans: how each kind of layer attends. The rest as in ForwardBatch."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logit_rows: Tensor
+    plans: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _View:
     """What the layers of one kind need to know of the rows: their turns (see rope.py), and what they see."""
 
@@ -80,7 +90,7 @@ class Decoder:
         self.activation_dtype = precision.activation
         self._stage = stage
         self._num_heads, self._num_kv_heads = len(stage.heads.q), len(stage.heads.kv)
-        self._attention = attention
+        self.attention = attention
         self._move_rows = move_rows
         self._tables = [
             rotation_table(kind.rope, spec.head_dim, spec.context_len, precision.device) for kind in stage.kinds
@@ -121,21 +131,32 @@ class Decoder:
         x: the hidden states [R, H] that the stage before returned, which are overwritten; None for the first stage.
         Returns [R, H] in the activation dtype; the last stage fp32 [num_logit_rows, V_out], complete on each rank.
         """
-        positions, slots = batch.positions.to(self.device), batch.slots.to(self.device)
-        x = self._embed(batch, positions) if x is None else x
-        views = self._views(batch, positions, x)
+        return self.run_prepared(self.prepare(batch), pool, x)
+
+    def prepare(self, batch: ForwardBatch) -> Prepared:
+        """`batch` on the device: all that a stage reads from the host."""
+        like = torch.empty(0, dtype=self.activation_dtype, device=self.device)
+        return Prepared(
+            tokens=batch.tokens.to(self.device),
+            positions=batch.positions.to(self.device),
+            slots=batch.slots.to(self.device),
+            logit_rows=batch.logit_rows.to(self.device),
+            plans=tuple(self.attention.plan(batch, kind.window, like) for kind in self._stage.kinds),
+        )
+
+    @torch.inference_mode()
+    def run_prepared(self, rows: Prepared, pool: KvPool, x: Tensor | None) -> Tensor:
+        """As run_stage; it neither waits for the device nor reads the host's memory, so a CUDA graph can hold it."""
+        x = self._embed(rows) if x is None else x
+        views = [_View(table[rows.positions], plan) for table, plan in zip(self._tables, rows.plans, strict=True)]
         for layer_idx, layer in enumerate(self._stage.layers):
-            x += self._attend(layer, x, slots, pool.layer(layer_idx), views[layer.kind])
+            x += self._attend(layer, x, rows.slots, pool.layer(layer_idx), views[layer.kind])
             x += layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
-        return self._logits(batch, x) if self.place.is_last else x
+        return self._logits(rows, x) if self.place.is_last else x
 
-    def _embed(self, batch: ForwardBatch, positions: Tensor) -> Tensor:
+    def _embed(self, rows: Prepared) -> Tensor:
         assert self._stage.embedding is not None, "only the first stage starts from tokens"
-        return self._stage.embedding(batch.tokens.to(self.device), positions)
-
-    def _views(self, batch: ForwardBatch, positions: Tensor, like: Tensor) -> Sequence[_View]:
-        kinds = zip(self._tables, self._stage.kinds, strict=True)
-        return [_View(table[positions], self._attention.plan(batch, kind.window, like)) for table, kind in kinds]
+        return self._stage.embedding(rows.tokens, rows.positions)
 
     def _attend(self, layer: Layer, x: Tensor, slots: Tensor, kv: Tensor, view: _View) -> Tensor:
         num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
@@ -143,10 +164,10 @@ class Decoder:
         layer.turn(qkv[:, : num_heads + num_kv_heads], view.turns)
         q, new_kv = torch.split(qkv, [num_heads, 2 * num_kv_heads], dim=1)
         kv.index_copy_(0, slots, new_kv.view(len(x), 2, num_kv_heads, self.spec.head_dim))
-        return layer.attention_out(self._attention(q, kv, view.plan))
+        return layer.attention_out(self.attention(q, kv, view.plan))
 
-    def _logits(self, batch: ForwardBatch, x: Tensor) -> Tensor:
+    def _logits(self, rows: Prepared, x: Tensor) -> Tensor:
         norm, head = self._stage.norm, self._stage.head
         assert norm is not None, "the last stage has a norm"
         assert head is not None, "the last stage has a head"
-        return head(norm(x.index_select(0, batch.logit_rows.to(self.device)))).float()
+        return head(norm(x.index_select(0, rows.logit_rows))).float()

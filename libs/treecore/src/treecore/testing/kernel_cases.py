@@ -121,6 +121,16 @@ def run_kernel(case: Case, inputs: Inputs, variant: Variant, work: Work | None =
     return attend(inputs.q, inputs.kv, on_device, case.scoring)
 
 
+def run_alone(case: Case, inputs: Inputs, segment: SegmentView, idx: int, variant: Variant = "invariant") -> Tensor:
+    """The output of one row by itself behind its own path, which is copied to a cache of its own: [num_heads, D]."""
+    slots = torch.from_numpy(segment.slots[segment.seen[idx]]).to(inputs.kv.device)
+    num_slots = -(-len(slots) // case.block_len) * case.block_len
+    kv = inputs.kv.new_full((num_slots, *inputs.kv.shape[1:]), float("nan"))
+    kv[: len(slots)] = inputs.kv[slots]
+    view = SegmentView(0, 1, np.arange(len(slots)), None)
+    return run_kernel(case, Inputs(inputs.q[segment.first_row + idx][None].contiguous(), kv, (view,)), variant)[0]
+
+
 def run_oracle(case: Case, inputs: Inputs) -> Tensor:
     """The same by its definition, one row after another, float64 on the CPU."""
     kv = inputs.kv.cpu().double()

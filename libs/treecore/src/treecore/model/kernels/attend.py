@@ -189,8 +189,6 @@ def _check(q: Tensor, kv: Tensor, work: DeviceWork) -> None:
         raise ValueError(f"q: a head dimension of {head_dim}; at most {MAX_HEAD_DIM}")
     if num_heads % kv.shape[2] or (num_heads // kv.shape[2]) % work.tiling.tile_heads:
         raise ValueError(f"kv: {kv.shape[2]} heads do not divide {num_heads} query heads as the work is cut")
-    if kv.shape[0] % work.block_len:
-        raise ValueError(f"kv: {kv.shape[0]} slots are no whole blocks of {work.block_len}")
     check_tensor("work.starts", work.starts, shape=(num_rows + 1,), dtypes=(torch.int32,), like=q)
 
 
