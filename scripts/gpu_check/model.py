@@ -86,6 +86,7 @@ def make_decoder(size: Size, device: str, dtype: torch.dtype, attention: Attenti
         norm=assembler.last_norm(),
         head=assembler.head(vocabulary, None),
         output_token_ids=None,
+        weight_bytes=0,  # nobody asks
     )
     backend = choose_backend(Hardware(device, attention, BLOCK_LEN), spec, assembler.heads.group_size, precision)
     return Decoder(spec, stage, precision, backend.attention, backend.move_rows)

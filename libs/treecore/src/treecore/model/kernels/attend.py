@@ -158,26 +158,27 @@ def attend(q: Tensor, kv: Tensor, work: DeviceWork, scoring: Scoring) -> Tensor:
     acc = torch.empty(work.num_partials, num_heads, head_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(work.num_partials, num_heads, 2, dtype=torch.float32, device=q.device)
     shapes = KernelShapes.of(work, num_heads, kv.shape[2], head_dim, q.dtype)
-    _PARTIAL_KERNELS[work.variant][(len(work.items), num_heads // work.tiling.tile_heads)](
-        q,
-        kv,
-        acc,
-        stats,
-        work.items,
-        work.rows,
-        work.partials,
-        work.tables,
-        work.words,
-        work.lows,
-        work.tails,
-        work.tables.shape[1],
-        work.words.shape[1],
-        scale,
-        cap,
-        **shapes.partials(soft_cap=scoring.soft_cap is not None),
-    )
-    merge = shapes.merge()
-    merge_partials[(num_rows, triton.cdiv(num_heads, merge["BLOCK_H"]))](acc, stats, work.starts, out, **merge)
+    with torch.cuda.device_of(q):  # triton launches on the current device
+        _PARTIAL_KERNELS[work.variant][(len(work.items), num_heads // work.tiling.tile_heads)](
+            q,
+            kv,
+            acc,
+            stats,
+            work.items,
+            work.rows,
+            work.partials,
+            work.tables,
+            work.words,
+            work.lows,
+            work.tails,
+            work.tables.shape[1],
+            work.words.shape[1],
+            scale,
+            cap,
+            **shapes.partials(soft_cap=scoring.soft_cap is not None),
+        )
+        merge = shapes.merge()
+        merge_partials[(num_rows, triton.cdiv(num_heads, merge["BLOCK_H"]))](acc, stats, work.starts, out, **merge)
     return out
 
 

@@ -108,19 +108,20 @@ def choose_tokens(
     num_parts = triton.cdiv(vocab + first_token % 4, _PART)
     scores = torch.empty(num_rows, num_parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
-    choose_kernel[(num_rows, num_parts)](
-        logits,
-        tops,
-        keys.seeds.view(torch.int32),
-        keys.positions,
-        keys.temperatures,
-        scores,
-        tokens,
-        vocab,
-        first_token,
-        BLOCK=_PART // 4,
-        num_warps=4,
-    )
+    with torch.cuda.device_of(logits):
+        choose_kernel[(num_rows, num_parts)](
+            logits,
+            tops,
+            keys.seeds.view(torch.int32),
+            keys.positions,
+            keys.temperatures,
+            scores,
+            tokens,
+            vocab,
+            first_token,
+            BLOCK=_PART // 4,
+            num_warps=4,
+        )
     best, token = best_pairs(scores, tokens)
     return torch.where(tops.isnan(), tops, best), token
 

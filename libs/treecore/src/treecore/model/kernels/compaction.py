@@ -61,6 +61,7 @@ def move_rows(kv: Tensor, src_slots: NDArray[np.int64], dst_slots: NDArray[np.in
     width = kv[0, 0].numel()
     block_rows = triton.next_power_of_2(num_rows)
     block_width = max(16, min(_TILE // block_rows, triton.next_power_of_2(width)))
-    move_rows_kernel[(num_layers, triton.cdiv(width, block_width))](
-        kv, moves, num_rows, num_slots * width, width, BLOCK_ROWS=block_rows, BLOCK_WIDTH=block_width, num_warps=4
-    )
+    with torch.cuda.device_of(kv):
+        move_rows_kernel[(num_layers, triton.cdiv(width, block_width))](
+            kv, moves, num_rows, num_slots * width, width, BLOCK_ROWS=block_rows, BLOCK_WIDTH=block_width, num_warps=4
+        )
