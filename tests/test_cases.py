@@ -7,10 +7,14 @@ test_core_codec, losses in test_faults, and every combination of parameters in t
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from espalier_local.models import ServedModel
+from espalier_local.system import LocalSystem, SystemConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,6 +49,22 @@ async def test_a_word_repeated_48_times(client: httpx.AsyncClient, word: str) ->
     on = await complete(client, word * 48, temperature=0, max_tokens=60)
     off = await complete(client, word * 48, temperature=0, max_tokens=60, espalier={"speculation": False})
     assert texts(on) == texts(off)
+
+
+async def test_half_precision_beyond_token_112(llm_dir: Path, rubbish_dir: Path) -> None:
+    """Many-token attention rounds unlike one-token attention: in batch-invariant mode no tree changes a bit of it."""
+    ssms = (ServedModel("itself", llm_dir), ServedModel("rubbish", rubbish_dir))
+    config = SystemConfig(ServedModel("tiny", llm_dir), ssms, dtype="bfloat16", batch_invariant=True, tree=(2, 1, 1))
+    async with (
+        LocalSystem(config) as system,
+        httpx.AsyncClient(base_url=system.base_url, timeout=60, trust_env=False) as client,
+    ):
+        assert (await client.get("/v1/models/tiny")).json()["espalier"] == {"batch_invariant": True}
+        for fields in ({"temperature": 0}, {"temperature": 1.0, "seed": 1}):
+            on = await complete(client, max_tokens=150, ignore_eos=True, **fields)
+            off = await complete(client, max_tokens=150, ignore_eos=True, espalier={"speculation": False}, **fields)
+            assert on["espalier"]["token_ids"] == off["espalier"]["token_ids"]
+            assert on["espalier"]["steps"] < off["espalier"]["steps"] == 150
 
 
 async def test_seeded_and_unseeded_requests_at_once(client: httpx.AsyncClient) -> None:

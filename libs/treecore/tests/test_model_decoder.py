@@ -240,7 +240,7 @@ def test_dtype_rounds_the_weights(tmp_path: Path, dtype: DType) -> None:
 def test_bfloat16_activations_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a CPU with bf16 kernels runs, but with torch's own linears: near fp32, and a cache of half the size."""
     bfloat16 = Precision(torch.bfloat16, torch.bfloat16, torch.device("cpu"))
-    monkeypatch.setattr(load, "choose_precision", lambda _dtype, _device: bfloat16)
+    monkeypatch.setattr(load, "choose_precision", lambda *_args, **_options: bfloat16)
     monkeypatch.setattr(linear, "pack_onednn", linear.PlainLinear)
     path = write_tiny_llama(tmp_path)
     runner, tokens = Runner(load_decoder(path, dtype="bfloat16")), random_tokens(3, 30)

@@ -15,7 +15,7 @@ _MAX_TREE_NODES = 4096  # a typing error, not a policy: the manager knows its ow
 
 
 def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel = "warning") -> None:
-    """--model, --ssm, --dtype, --threads, the sizes of the verifier's group, --tree, --no-prefix-cache, --log-level."""
+    """All flags but where to listen."""
     add = parser.add_argument_group("the system").add_argument
     add("--model", default=SMOLLM2.name, help=f"{', '.join(KNOWN)}, a directory, a .gguf file or a hub name")
     add(
@@ -24,6 +24,7 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
         help=f"the small model that drafts: a directory (repeatable), '{DEFAULT_SSM}' or '{NO_SSM}'",
     )
     add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
+    add("--batch-invariant", action="store_true", help="the same bits with any tree and batch: no near-ties; slower")
     add("--threads", type=int, help="CPU threads of each model process (default: half of the cores; in a group 1)")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help="verifier ranks that split each layer")
     add("--pipeline-parallel-size", type=positive, default=1, metavar="N", help="verifier stages that split the layers")
@@ -51,6 +52,7 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         host=getattr(args, "host", "127.0.0.1"),
         port=getattr(args, "port", 0),
         tree=args.tree,
+        batch_invariant=args.batch_invariant,
         prefix_cache=not args.no_prefix_cache,
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,

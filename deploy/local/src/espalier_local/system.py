@@ -40,7 +40,8 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 class SystemConfig:
     """What a system serves and how. port 0: any free one. tree: widths <k1..km>, None: the manager's default.
 
-    threads: CPU threads of each model process. start_timeout_s: for everything to become ready. The verifier is
+    batch_invariant: the verifier's logits do not depend on tree or batch, bit by bit. threads: CPU threads of each
+    model process. start_timeout_s: for everything to become ready. The verifier is
     tensor_parallel_size x pipeline_parallel_size processes.
     """
 
@@ -51,6 +52,7 @@ class SystemConfig:
     host: str = "127.0.0.1"
     port: int = 0
     tree: tuple[int, ...] | None = None
+    batch_invariant: bool = False
     prefix_cache: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -95,7 +97,8 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         )
         for idx, ssm in enumerate(config.ssms)
     ]
-    verifier_flags = (*model, "--name", config.model.name, *worker_flags)
+    invariant = ("--batch-invariant",) if config.batch_invariant else ()
+    verifier_flags = (*model, "--name", config.model.name, *worker_flags, *invariant)
     ranks = [
         service(rank_child(rank), VERIFIER, *verifier_flags, *_rank_flags(config, at, rank), group=VERIFIER)
         for rank in range(config.num_ranks)

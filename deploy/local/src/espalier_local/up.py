@@ -42,9 +42,10 @@ async def _serve(config: SystemConfig) -> int:
 def _greeting(system: LocalSystem) -> str:
     config = system.config
     body = json.dumps({"model": config.model.name, "prompt": "The capital of France is", "max_tokens": 16})
+    precision = f"{config.dtype}, batch-invariant" if config.batch_invariant else config.dtype
     drafts = ", ".join(ssm.name for ssm in config.ssms) or "none (incremental decoding)"
     return (
         f"espalier is ready: {system.base_url}/v1\n"
-        f"  model {config.model.name} ({config.dtype}), SSM {drafts}; Ctrl-C stops it\n"
+        f"  model {config.model.name} ({precision}), SSM {drafts}; Ctrl-C stops it\n"
         f"  curl {system.base_url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
     )

@@ -188,7 +188,8 @@ class BlockUsage:
 class Announcement:
     """Worker -> everyone, periodically and when asked: I am here and can step. `leaving` is the last one.
 
-    name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. Raises ValueError for no model's.
+    name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. batch_invariant: its logits have
+    the same bits with any tree and batch. Raises ValueError for no model's.
     """
 
     worker_id: WorkerId
@@ -199,6 +200,7 @@ class Announcement:
     eos_token_ids: tuple[int, ...]
     blocks: BlockUsage
     leaving: bool
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         is_possible = (

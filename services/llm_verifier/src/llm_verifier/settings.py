@@ -37,6 +37,9 @@ class VerifierSettings(GroupSettings):
         False, description="replay small steps as CUDA graphs; needs attention triton; not run on hardware yet"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    batch_invariant: CliImplicitFlag[bool] = Field(
+        False, description="logits with the same bits alone, in a tree and in any batch; slower"
+    )
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")
     prefix_cache: CliImplicitFlag[bool] = Field(

@@ -9,6 +9,7 @@ import secrets
 import socket
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 from llm_verifier.engine import Engine
 from llm_verifier.group.member import Follower, hardware, lead
@@ -80,7 +81,8 @@ async def _serve_steps(settings: VerifierSettings, decoder: Forwards[P], stop: a
     engine = Engine(worker_id, held, spec.vocab_size)
 
     def describe(leaving: bool) -> Announcement:
-        return held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
+        announcement = held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
+        return replace(announcement, batch_invariant=settings.batch_invariant)
 
     await serve_worker(settings, describe, VerifyRequest, engine.step, stop)
 

@@ -23,6 +23,7 @@ class ModelCard:
     context_len: int
     eos_token_ids: tuple[int, ...]
     max_tree_nodes: int
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

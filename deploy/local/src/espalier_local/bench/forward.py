@@ -45,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
     config = system_config(args)
     import torch  # noqa: PLC0415 - seconds that no other command should pay
 
+    from treecore.model.backend import Hardware  # noqa: PLC0415
     from treecore.model.held import HeldRequests  # noqa: PLC0415
     from treecore.model.load import load_decoder  # noqa: PLC0415
 
     torch.set_num_threads(config.threads)
-    bench = ForwardBench(HeldRequests(load_decoder(config.model.directory, dtype=config.dtype), 64, _BLOCK_LEN))
+    hardware = Hardware(batch_invariant=config.batch_invariant)
+    decoder = load_decoder(config.model.directory, dtype=config.dtype, on=hardware)
+    bench = ForwardBench(HeldRequests(decoder, 64, _BLOCK_LEN))
     peer = None if args.no_transformers else TransformersPeer(config.model.directory, config.dtype, config.threads)
     times: dict[str, list[float]] = {}
     for idx in tqdm(range(args.rounds), unit="round", leave=False, disable=None):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from treecore.errors import ConfigError
 from treecore.model.checkpoint import Checkpoint
 from treecore.model.decoder import Layer
+from treecore.model.invariant import InvariantActivation, InvariantTurn
 from treecore.model.linear import Linear, Precision, pack_linear
 from treecore.model.norm import LayerNorm, Norm, RmsNorm
 from treecore.model.parallel import HeadShare, Place, TensorLinks, share_heads, split_evenly
@@ -91,16 +92,17 @@ class Assembler:
 
     def layer(self, layer_idx: int, kind: int) -> Layer:
         """A layer of the `kind`-th way to know positions."""
+        turn, activate = self._turn(layer_idx), ACTIVATIONS[self._spec.activation]
         gate_up = ("gate", "up") if "gate" in self._shapes else ("up",)
         return Layer(
             kind=kind,
             input_norm=self._part_norm(layer_idx, "input_norm"),
             qkv=self._column_split(layer_idx, ("q", "k", "v")),
-            turn=self._turn(layer_idx),
+            turn=InvariantTurn(turn) if self._precision.batch_invariant else turn,
             attention_out=self._row_split(layer_idx, "attention_out", "attention_norm"),
             mlp_norm=self._part_norm(layer_idx, "mlp_norm"),
             up=self._column_split(layer_idx, gate_up),
-            activate=ACTIVATIONS[self._spec.activation],
+            activate=InvariantActivation(activate) if self._precision.batch_invariant else activate,
             down=self._row_split(layer_idx, "down", "down_norm"),
         )
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treecore.model.invariant import InvariantLinear, Pack, padded_row_counts
+
 DType = Literal["float32", "bfloat16", "float16"]
 
 FP16_MAX = 65504.0
@@ -21,18 +23,22 @@ ONEDNN_ROWS = 16  # the row count that oneDNN lays the weight out for: about one
 class Linear(Protocol):
     """A weight matrix W [out_features, in_features], ready to multiply."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, /) -> Tensor:
         """A fresh x W^T, [M, out_features]. Takes x [M, in_features] in the activation dtype, and keeps it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`weight` is the precision that weights are rounded to, `activation` that of activations and the KV cache."""
+    """`weight` is the precision that weights are rounded to, `activation` that of activations and the KV cache.
+
+    batch_invariant: a row's bits must not depend on the other rows of a forward (see invariant.py).
+    """
 
     weight: torch.dtype
     activation: torch.dtype
     device: torch.device
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +77,32 @@ class PlainLinear:
         return F.linear(x, self.weight)
 
 
-def choose_precision(dtype: DType, device: torch.device) -> Precision:
+def choose_precision(dtype: DType, device: torch.device, *, batch_invariant: bool = False) -> Precision:
     """A CPU multiplies fp32, and bf16 where it has kernels; else it computes in fp32 on weights rounded to `dtype`."""
     weight = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if device.type == "cpu" and not (weight is torch.bfloat16 and cpu_has_bf16_kernels()):
-        return Precision(weight, torch.float32, device)
-    return Precision(weight, weight, device)
+        return Precision(weight, torch.float32, device, batch_invariant)
+    return Precision(weight, weight, device, batch_invariant)
 
 
 def pack_linear(weight: Tensor, precision: Precision) -> Linear:
     """The fastest exact form of `weight` [out_features, in_features]. May alias `weight`; mutates nothing."""
-    rounded = weight.to(precision.weight)
+    rounded = weight.to(precision.weight).to(precision.device, precision.activation)
+    for pack in _packings(precision):
+        linear = pack(rounded)
+        if linear is not None:
+            return linear if not precision.batch_invariant else _invariant(linear, pack, rounded)
+    raise AssertionError("the last form takes any matrix")
+
+
+def _packings(precision: Precision) -> tuple[Pack, ...]:
     if precision.device.type != "cpu":
-        return PlainLinear(rounded.to(precision.device))
-    if precision.activation is torch.bfloat16:
-        return pack_onednn(rounded)
-    exact = rounded.float()
-    return pack_fp16(exact) or pack_onednn(exact)
+        return (PlainLinear,)
+    return (pack_onednn,) if precision.activation is torch.bfloat16 else (pack_fp16, pack_onednn)
+
+
+def _invariant(linear: Linear, pack: Pack, weight: Tensor) -> Linear:
+    return InvariantLinear(linear, padded_row_counts(pack, weight.shape, weight.dtype, weight.device))
 
 
 def pack_onednn(weight: Tensor) -> Linear:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treecore.errors import ConfigError
 from treecore.model.assemble import Assembler, Vocabulary, bias_name
-from treecore.model.backend import Hardware, choose_backend
+from treecore.model.backend import Hardware, check_place, choose_backend
 from treecore.model.checkpoint import Checkpoint, MeteredCheckpoint, SafetensorsCheckpoint
 from treecore.model.decoder import Decoder, Stage
 from treecore.model.families import read_spec
@@ -64,14 +64,15 @@ def load_decoder(
     """
     spec, stored = open_checkpoint(path)
     checkpoint = MeteredCheckpoint(stored)
-    precision = choose_precision(dtype, torch.device(on.device))
+    precision = choose_precision(dtype, torch.device(on.device), batch_invariant=on.batch_invariant)
+    check_place(on, place)
     _check_tensors(path, checkpoint, expected_shapes(spec))
     taught = spec.draft is not None and spec.draft.teacher_embedding
     vocabulary = _open_teacher(path, spec, embedding_from) if taught else Vocabulary(spec, checkpoint)
     token_ids = _head_token_ids(path, spec, checkpoint)
     assembler = Assembler(spec, checkpoint, precision, place, links)
     stage = _stage(assembler, spec, vocabulary, token_ids, place, meter=checkpoint)
-    backend = choose_backend(on, spec, assembler.heads.group_size, precision)
+    backend = choose_backend(on, spec, assembler.heads, precision)
     return Decoder(spec, stage, precision, backend.attention, backend.move_rows)
 
 

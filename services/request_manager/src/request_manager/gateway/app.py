@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from request_manager.contract import Manager
+from request_manager.contract import Manager, ModelCard
 from request_manager.gateway.answer import Answerer, Sources
 from request_manager.gateway.chat import ChatDialect
 from request_manager.gateway.completions import CompletionDialect
@@ -66,14 +66,16 @@ def _add_generation(app: FastAPI, answerer: Answerer) -> None:
 def _add_models(app: FastAPI, manager: Manager, settings: GatewaySettings) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
-        names = (manager.card().name, *settings.model_aliases)
-        return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
+        card = manager.card()
+        data = [_model(name, card) for name in (card.name, *settings.model_aliases)]
+        return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{model:path}")
     async def show_model(model: str) -> Response:
-        if model not in (manager.card().name, *settings.model_aliases):
+        card = manager.card()
+        if model not in (card.name, *settings.model_aliases):
             raise HTTPException(404)
-        return JSONResponse(_model(model))
+        return JSONResponse(_model(model, card))
 
 
 def _add_operations(app: FastAPI, manager: Manager, registry: CollectorRegistry) -> None:
@@ -105,8 +107,9 @@ def _add_document(app: FastAPI, manager: Manager, settings: GatewaySettings) -> 
         return JSONResponse(document(card, settings.model_aliases))
 
 
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "espalier"}
+def _model(name: str, card: ModelCard) -> dict[str, object]:
+    espalier = {"batch_invariant": card.batch_invariant}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "espalier", "espalier": espalier}
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

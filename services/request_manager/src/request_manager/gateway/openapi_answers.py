@@ -82,6 +82,8 @@ _DELTA = _record(role=_optional({"const": "assistant"}), content=_optional(_TEXT
 _WHOLE = {"usage": _ref("Usage"), "espalier": _ref("Speculation")}
 _PART = {"usage": _optional(_or_null(_ref("Usage"))), "espalier": _optional(_ref("Speculation"))}
 
+_MODEL = _record(batch_invariant={"type": "boolean", "description": "The same bits with any tree and any batch."})
+
 ANSWERS: Json = {
     "Error": ERROR,
     "Usage": _USAGE,
@@ -94,7 +96,7 @@ ANSWERS: Json = {
     "ChatCompletionChunk": _envelope(
         "chat.completion.chunk", choices=_list(_chat_choice(_or_null(_FINISH), delta=_DELTA)), **_PART
     ),
-    "Model": _record(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT),
+    "Model": _record(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, espalier=_MODEL),
     "ModelList": _record(object={"const": "list"}, data=_list(_ref("Model"))),
     "Status": _record(status=_TEXT),
 }

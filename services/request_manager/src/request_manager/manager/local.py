@@ -40,6 +40,7 @@ class LocalManager:
             min(announcement.context_len, capacity),
             announcement.eos_token_ids,
             self._max_tree_nodes,
+            announcement.batch_invariant,
         )
 
     def is_ready(self) -> bool:
