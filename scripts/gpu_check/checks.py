@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gpu_check.model import TINY, make_batch, make_decoder, tree_segments
+from gpu_check.model import TINY, make_decoder
+from treecore.model.batch import ForwardBatch
 from treecore.model.graphs import GraphedDecoder, capture_cuda
 from treecore.model.kernels.choose import Keys, choose_tokens
 from treecore.model.kernels.compaction import move_rows
@@ -27,6 +28,7 @@ from treecore.testing.kernel_cases import (
     star,
     tolerance,
 )
+from treecore.testing.segments import tree_segments
 
 BF16, FP32 = torch.bfloat16, torch.float32
 _REHEARSED = ("one token, no context", "soft cap")
@@ -111,7 +113,7 @@ def check_decoder(device: str) -> str | None:
     pools = [decoder.new_pool(4096) for decoder in (*decoders, graphed)]
     filling = torch.randn(pools[0].kv.shape, device=device)
     for num_nodes in (1, 5, 6, 8, 7, 30) if device != "cpu" else (5, 6):
-        batch = make_batch(tree_segments(random_tree(num_nodes, num_nodes), 32, 2, TINY.vocab))
+        batch = ForwardBatch.from_segments(tree_segments(random_tree(num_nodes, num_nodes), 32, 2, TINY.vocab))
         for pool in pools:
             pool.kv[:, :4096] = filling
         reference, plain, replayed = (

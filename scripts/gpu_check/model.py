@@ -1,23 +1,19 @@
-"""A random Llama of any size, made on the device, and batches for it. No checkpoint is read or written."""
+"""A random Llama of any size, made on the device. No checkpoint is read or written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from treecore.model.assemble import Assembler, Vocabulary
 from treecore.model.backend import AttentionName, Hardware, choose_backend
-from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder, Stage
 from treecore.model.families import parse_spec
 from treecore.model.linear import Precision
 from treecore.model.parallel import Alone, Place
 from treecore.model.spec import ModelSpec
-from treecore.topology import ancestor_mask, depths
-
-BLOCK_LEN = 16
+from treecore.testing.segments import BLOCK_LEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,66 +84,8 @@ def make_decoder(size: Size, device: str, dtype: torch.dtype, attention: Attenti
         output_token_ids=None,
         weight_bytes=0,  # nobody asks
     )
-    backend = choose_backend(Hardware(device, attention, BLOCK_LEN), spec, assembler.heads.group_size, precision)
+    backend = choose_backend(Hardware(device, attention, BLOCK_LEN), spec, assembler.heads, precision)
     return Decoder(spec, stage, precision, backend.attention, backend.move_rows)
-
-
-def tree_segments(parents: Sequence[int], context_len: int, batch: int, vocab: int) -> list[Segment]:
-    """`batch` requests of `context_len` cached tokens, each with the tree `parents` behind them."""
-    tree = np.array(parents, np.int32)
-    return [
-        _segment(depths(tree), ancestor_mask(tree), _Home(context_len, idx, context_len), vocab) for idx in range(batch)
-    ]
-
-
-def path_segments(parents: Sequence[int], context_len: int, batch: int, vocab: int) -> list[Segment]:
-    """The same trees by sequences: a chain for each leaf. They share their context in memory, which flatters them."""
-    tree = np.array(parents, np.int32)
-    lengths = [int(depths(tree)[leaf]) + 1 for leaf in sorted(set(range(len(tree))) - set(tree.tolist()))]
-    own = context_len + np.cumsum([0, *(-(-length // BLOCK_LEN) * BLOCK_LEN for length in lengths)])
-    return [
-        _segment(np.arange(length), np.tri(length, dtype=np.bool_), _Home(context_len, idx, int(begin)), vocab)
-        for idx in range(batch)
-        for length, begin in zip(lengths, own[:-1], strict=True)
-    ]
-
-
-def make_batch(segments: Sequence[Segment]) -> ForwardBatch:
-    """One forward of all of them."""
-    return ForwardBatch.from_segments(list(segments))
-
-
-def region_len(context_len: int) -> int:
-    """Slots of one request: its context, and a block for each of 64 leaves."""
-    return context_len + 64 * BLOCK_LEN
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """Where a segment lives: its request's region begins with the context; its own rows begin at `own` in it."""
-
-    context_len: int
-    request_idx: int
-    own: int
-
-    def column_slots(self, num_rows: int) -> np.ndarray:
-        first = self.request_idx * region_len(self.context_len)
-        return first + np.concatenate([np.arange(self.context_len), self.own + np.arange(num_rows)])
-
-
-def _segment(depth: np.ndarray, mask: np.ndarray, home: _Home, vocab: int) -> Segment:
-    num_rows, context = len(depth), np.arange(home.context_len)
-    column_slots = home.column_slots(num_rows)
-    positions = (home.context_len + depth).astype(np.int64)
-    return Segment(
-        tokens=np.random.default_rng(home.request_idx).integers(0, vocab, num_rows),
-        positions=positions,
-        slots=column_slots[home.context_len :],
-        column_slots=column_slots,
-        column_positions=np.concatenate([context, positions]),
-        visible=np.concatenate([np.ones((num_rows, home.context_len), np.bool_), mask], axis=1),
-        logit_rows=np.arange(num_rows),
-    )
 
 
 def _spec(size: Size) -> ModelSpec:

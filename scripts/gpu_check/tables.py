@@ -7,13 +7,14 @@ from statistics import median
 
 import torch
 
-from gpu_check.model import LLAMA_7B, TINY, Size, make_batch, make_decoder, path_segments, region_len, tree_segments
+from gpu_check.model import LLAMA_7B, TINY, Size, make_decoder
 from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
 from treecore.model.graphs import GraphedDecoder
 from treecore.model.kernels.choose import Keys, choose_tokens
 from treecore.model.kv_pool import KvPool
 from treecore.testing.kernel_cases import random_tree
+from treecore.testing.segments import path_segments, region_len, tree_segments
 
 NODES, BATCHES, CONTEXTS = (1, 4, 16, 64), (1, 4, 16), (128, 1024)
 _COPIED_BYTES = 4 << 30
@@ -73,8 +74,8 @@ def _line(decoder: Decoder, pool: KvPool, plan: _Plan, shape: tuple[int, int, in
     nodes, batch, context = shape
     device, vocab = decoder.device.type, plan.size.vocab
     parents = random_tree(nodes, 1)
-    tree = make_batch(tree_segments(parents, context, batch, vocab))
-    paths = make_batch(path_segments(parents, context, batch, vocab))
+    tree = ForwardBatch.from_segments(tree_segments(parents, context, batch, vocab))
+    paths = ForwardBatch.from_segments(path_segments(parents, context, batch, vocab))
 
     def measured(work: Callable[[], object]) -> float:
         return timed_ms(work, device, plan.repeats)

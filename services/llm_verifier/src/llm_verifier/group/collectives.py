@@ -38,6 +38,7 @@ class Activity:
         """timeout_s: the deadline of each collective."""
         self.is_computing = False
         self.timeout_s = timeout_s
+        self.waited_s = 0.0  # for other ranks, in all
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -59,6 +60,7 @@ class Activity:
             is_overdue = time.monotonic() - started >= 0.95 * self.timeout_s
             raise CollectiveFailed(str(error).partition("\n")[0], is_overdue=is_overdue) from error
         finally:
+            self.waited_s += time.monotonic() - started
             self.is_computing = was_computing
 
 

@@ -49,6 +49,11 @@ class GroupDecoder:
         """The whole model's."""
         return self._decoder.spec
 
+    @property
+    def waited_s(self) -> float:
+        """How long rank 0 has been in collectives, waiting for the others included."""
+        return self._activity.waited_s
+
     def new_pool(self, num_slots: int) -> GroupPool:
         """A KV cache of `num_slots` tokens at every rank."""
         self._watch.command(pack(NewPool(num_slots)))

@@ -158,7 +158,7 @@ def attend(q: Tensor, kv: Tensor, work: DeviceWork, scoring: Scoring) -> Tensor:
     acc = torch.empty(work.num_partials, num_heads, head_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(work.num_partials, num_heads, 2, dtype=torch.float32, device=q.device)
     shapes = KernelShapes.of(work, num_heads, kv.shape[2], head_dim, q.dtype)
-    with torch.cuda.device_of(q):  # triton launches on the current device
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # triton launches on the current device
         _PARTIAL_KERNELS[work.variant][(len(work.items), num_heads // work.tiling.tile_heads)](
             q,
             kv,
