@@ -2,7 +2,8 @@
 #
 #   make demo     set up, get the model, run every part as its own process, print what speculation bought
 #   make test     set up, get the model, run all checks and all tests
-#   make check    formatting, lint, types, import contracts, tests (what CI runs; `make test` includes it)
+#   make check    formatting, lint, types, import contracts, tests, then the kernels' tests in triton's interpreter
+#                 (what CI runs; `make test` includes it)
 #   make format   format the code and mend what the linter can
 #   make setup    the virtual environment .venv with everything in it; done once, again when a version changes
 #

@@ -90,3 +90,10 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens that were said already weigh differently."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token depends on the logits, temperature and seed alone, and nothing else is asked for."""
+        truncates = self.top_k != 0 or self.top_p < 1.0 or self.min_p > 0.0
+        shapes = self.has_penalties or self.bias_ids != () or self.min_tokens > 0 or self.grammar is not None
+        return not truncates and not shapes and self.num_logprobs is None

@@ -6,7 +6,6 @@ Knows the model through HeldRequests; must not know NATS. Deterministic: the sam
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treecore.child_laws import support_keys
 from treecore.errors import EspalierError, InvalidRequest, ModelFailed, OutOfBlocks, WireError
@@ -21,9 +20,12 @@ from treecore.messages import (
     WorkerId,
     join_tree,
 )
+from treecore.model.choosing import Chosen, Rows
 from treecore.model.held import HeldRequests, refusal
 from treecore.tree import TokenTree
 from treecore.verify import answer_nodes
+
+_NO_NUMBERS = "the model's logits are not numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,23 @@ class Engine:
         return tree
 
     def _verify(self, taken: list[_Taken]) -> list[VerifiedItem | RefusedItem]:
-        logits = self._held.compute([entry.item.request_id for entry in taken])
+        plain = {entry.item.request_id for entry in taken if self._is_plain(entry.item)}
+        found = self._held.answer([entry.item.request_id for entry in taken], plain)
         with self._held.sampling():
-            return [self._answer(entry, rows) for entry, rows in zip(taken, logits, strict=True)]
+            return [self._answer(entry, part) for entry, part in zip(taken, found, strict=True)]
 
-    def _answer(self, entry: _Taken, logits: NDArray[np.float32]) -> VerifiedItem | RefusedItem:
+    def _is_plain(self, item: VerifyItem) -> bool:
+        return item.supports is None and self._held.params(item.request_id).is_plain
+
+    def _answer(self, entry: _Taken, found: Rows | Chosen) -> VerifiedItem | RefusedItem:
+        return self._told(entry.item, found) if isinstance(found, Chosen) else self._drawn(entry, found)
+
+    def _told(self, item: VerifyItem, chosen: Chosen) -> VerifiedItem | RefusedItem:
+        if np.any(chosen.tokens < 0):
+            return refusal(item, ModelFailed(_NO_NUMBERS))
+        return VerifiedItem(item.request_id, item.step, chosen.tokens, self._held.num_found(item.request_id))
+
+    def _drawn(self, entry: _Taken, logits: Rows) -> VerifiedItem | RefusedItem:
         item = entry.item
         try:
             paths = self._held.paths(item.request_id, tuple(entry.tree.paths()))
@@ -117,10 +131,10 @@ class Engine:
         return VerifiedItem(item.request_id, item.step, np.empty(0, np.int32), self._held.num_found(item.request_id))
 
 
-def _check_possible(logits: NDArray[np.float32], paths: Paths) -> None:
+def _check_possible(logits: Rows, paths: Paths) -> None:
     """Raises EspalierError where nobody can say which token follows."""
     if np.isnan(logits.max()):
-        raise ModelFailed("the model's logits are not numbers")
+        raise ModelFailed(_NO_NUMBERS)
     if paths.is_closed[0]:
         raise InvalidRequest("the output has left its grammar", code="grammar_failed")
 

@@ -18,6 +18,8 @@ from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
+from treecore.model.backend import token_chooser
+from treecore.model.choosing import ChooseTokens
 from treecore.model.decoder import Decoder
 from treecore.model.graphs import GraphedDecoder
 from treecore.model.held import Forwards, HeldRequests, P
@@ -31,7 +33,8 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
-        await _serve_steps(settings, await asyncio.to_thread(_load, settings), stop)
+        decoder = await asyncio.to_thread(_load, settings)
+        await _serve_steps(settings, decoder, stop, token_chooser(hardware(settings, rank=0)))
     elif settings.cuda_graphs:
         raise ConfigError("cuda_graphs: for a verifier of one rank")
     elif seat.rank == 0:
@@ -72,11 +75,15 @@ async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -
     await first_of(asyncio.to_thread(follower.run), leave_on_stop())
 
 
-async def _serve_steps(settings: VerifierSettings, decoder: Forwards[P], stop: asyncio.Event) -> None:
+async def _serve_steps(
+    settings: VerifierSettings, decoder: Forwards[P], stop: asyncio.Event, choose_tokens: ChooseTokens | None = None
+) -> None:
     spec = decoder.spec
     grammars = await asyncio.to_thread(grammar_starter, settings.model, spec.vocab_size, spec.eos_token_ids)
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
-    held = HeldRequests(decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
+    held = HeldRequests(
+        decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses, choose_tokens=choose_tokens
+    )
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
     engine = Engine(worker_id, held, spec.vocab_size)
 

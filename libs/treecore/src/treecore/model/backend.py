@@ -10,6 +10,7 @@ import torch
 from treecore.errors import ConfigError
 from treecore.model.attention import Attention, TorchAttention
 from treecore.model.attention_invariant import InvariantAttention
+from treecore.model.choosing import ChooseTokens
 from treecore.model.kv_pool import MoveRows, move_by_index
 from treecore.model.linear import Precision
 from treecore.model.parallel import HeadShare, Place
@@ -50,10 +51,7 @@ def choose_device(name: DeviceName) -> str:
 
 def choose_backend(hardware: Hardware, spec: ModelSpec, heads: HeadShare, precision: Precision) -> Backend:
     """The kernels for this rank's heads. Raises ConfigError for what cannot run."""
-    name = hardware.attention
-    if name == "auto":
-        name = "triton" if precision.device.type == "cuda" and _has_triton() else "torch"
-    if name == "torch":
+    if not uses_triton(hardware):
         return Backend(_torch_attention(hardware, spec, heads), move_by_index)
     if precision.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError("attention triton: its kernels run on a CUDA device; use torch on a CPU")
@@ -72,6 +70,22 @@ def _torch_attention(hardware: Hardware, spec: ModelSpec, heads: HeadShare) -> A
     if hardware.batch_invariant:
         return InvariantAttention(len(heads.kv), spec.attention_scale, spec.attention_soft_cap)
     return TorchAttention(heads.group_size, spec.attention_scale, spec.attention_soft_cap)
+
+
+def uses_triton(hardware: Hardware) -> bool:
+    """Whether our kernels are chosen."""
+    if hardware.attention == "auto":
+        return hardware.device.startswith("cuda") and _has_triton()
+    return hardware.attention == "triton"
+
+
+def token_chooser(hardware: Hardware) -> ChooseTokens | None:
+    """How tokens are chosen on the device; None where the host is to choose them. After choose_backend."""
+    if not uses_triton(hardware):
+        return None
+    from treecore.model.choosing_triton import choose_on_device  # noqa: PLC0415 - triton is an extra
+
+    return choose_on_device
 
 
 def _has_triton() -> bool:

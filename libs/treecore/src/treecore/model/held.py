@@ -4,7 +4,7 @@ Knows items, caches and forwards; must not know trees' meaning, NATS or who asks
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -26,6 +26,7 @@ from treecore.messages import (
     WorkerKind,
 )
 from treecore.model.batch import ForwardBatch, Segment
+from treecore.model.choosing import ChooseTokens, Chosen, Rows, joined, read_answers, read_logits
 from treecore.model.kv_pool import Slots
 from treecore.model.sequence import SequenceCache
 from treecore.model.spec import ModelSpec
@@ -45,6 +46,8 @@ class GrammarState(Protocol):
 GrammarStarter = Callable[[Grammar], GrammarState]
 
 P = TypeVar("P", bound=Slots)
+T = TypeVar("T")
+Read = Callable[[list[RequestId], ForwardBatch, Tensor], list[T]]
 
 
 class Forwards(Protocol[P]):
@@ -61,7 +64,8 @@ class Forwards(Protocol[P]):
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
 
-    reuses_prefixes: whether requests share the K and V of equal beginnings.
+    reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
+    tokens of plain requests; None leaves them all to whoever asks for logits.
     `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
@@ -73,6 +77,7 @@ class HeldRequests:
         start_grammar: GrammarStarter | None = None,
         *,
         reuses_prefixes: bool = True,
+        choose_tokens: ChooseTokens | None = None,
     ) -> None:
         pool = decoder.new_pool(num_blocks * block_len)
         self._run: Callable[[ForwardBatch], Tensor] = lambda batch: decoder.forward(batch, pool)
@@ -80,6 +85,7 @@ class HeldRequests:
         self._cache = SequenceCache(pool, block_len, reuses_prefixes=reuses_prefixes)
         self._block_len = block_len
         self._start_grammar = start_grammar
+        self._choose_tokens = choose_tokens
         self._params: dict[RequestId, SamplingParams] = {}
         self._grammars: dict[RequestId, GrammarState] = {}
         self._taken: set[RequestId] = set()
@@ -179,16 +185,35 @@ class HeldRequests:
 
     def compute(self, request_ids: Sequence[RequestId], *, with_logits: bool = True) -> list[NDArray[np.float32]]:
         """Compute all pending rows; per request the logits of its root and nodes, fp32 [n, V], in their order."""
-        found: list[list[NDArray[np.float32]]] = [[] for _ in request_ids]
+        found = self._compute(request_ids, lambda _, batch, logits: read_logits(batch, logits), with_logits=with_logits)
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+
+    def answer(self, request_ids: Sequence[RequestId], plain: Container[RequestId]) -> list[Rows | Chosen]:
+        """As `compute`, but of those in `plain` the tokens behind root and nodes, if the device can choose them."""
+        choose = self._choose_tokens
+        if choose is None:
+            return [*self.compute(request_ids)]
+
+        def read(ids: list[RequestId], batch: ForwardBatch, logits: Tensor) -> list[Rows | Chosen]:
+            params = [self._params[request_id] if request_id in plain else None for request_id in ids]
+            return read_answers(batch, logits, params, choose)
+
+        return [joined(parts) for parts in self._compute(request_ids, read, with_logits=True)]
+
+    def _compute(self, request_ids: Sequence[RequestId], read: Read[T], *, with_logits: bool) -> list[list[T]]:
+        """Per request what `read` makes of its logits, forward by forward."""
+        found: list[list[T]] = [[] for _ in request_ids]
         pending = [idx for idx, request_id in enumerate(request_ids) if self._cache.num_pending(request_id)]
         while pending:
             ready = self._ready(request_ids, pending)
-            segments = [self._next_segment(request_ids[idx], with_logits=with_logits) for idx in ready]
-            for idx, segment, logits in zip(ready, segments, self._forward(segments), strict=True):
-                self._cache.mark_written(request_ids[idx], segment.num_rows)
-                found[idx].append(logits)
+            segments = {
+                request_ids[idx]: self._next_segment(request_ids[idx], with_logits=with_logits) for idx in ready
+            }
+            for idx, part in zip(ready, self._forward(segments, read), strict=True):
+                self._cache.mark_written(request_ids[idx], segments[request_ids[idx]].num_rows)
+                found[idx].append(part)
             pending = [idx for idx in pending if self._cache.num_pending(request_ids[idx])]
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+        return found
 
     def _ready(self, request_ids: Sequence[RequestId], pending: Sequence[int]) -> list[int]:
         """Those of `pending` that compute now; whoever needs the very rows that another computes adopts them next time.
@@ -213,11 +238,10 @@ class HeldRequests:
         segment = self._cache.next_segment(request_id, MAX_SEGMENT_ROWS)
         return segment if with_logits else replace(segment, logit_rows=segment.logit_rows[:0])
 
-    def _forward(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+    def _forward(self, segments: Mapping[RequestId, Segment], read: Read[T]) -> list[T]:
         started = time.perf_counter()
-        batch = ForwardBatch.from_segments(segments)
-        logits = self._run(batch)
-        parts = [part.numpy() for part in batch.split_logits(logits.cpu())]  # the step's one synchronisation
+        batch = ForwardBatch.from_segments(list(segments.values()))
+        parts = read(list(segments), batch, self._run(batch))
         self.forward_ms += (time.perf_counter() - started) * 1e3
         return parts
 
