@@ -51,7 +51,8 @@ def test_a_port_in_use_names_the_way_out() -> None:
     ("args", "words"),
     [
         (["generate", "hi", "--model", "/no/such/model"], "neither a checkpoint directory"),
-        (["generate", "hi", "--tensor-parallel-size", "4096", "--threads", "2"], "4096 ranks; use 1 to 1"),
+        (["generate", "hi", "--tensor-parallel-size", "16", "--threads", "100"], "16 ranks; use 1 to"),
+        (["generate", "hi", "--tensor-parallel-size", "9", "--pipeline-parallel-size", "2"], "at most 16 ranks here"),
         (["generate", "hi", "--threads", "0"], "--threads 0: this machine has"),
         (["generate", "hi", "--threads", "100000"], "--threads 100000: this machine has"),
         (["generate", "hi", "--url", "http://127.0.0.1:1"], "is no Espalier that answers"),

@@ -143,6 +143,18 @@ async def test_a_child_that_ignores_sigterm_is_killed(heard, child_of, gone) -> 
     assert gone(pid)
 
 
+async def test_a_group_that_ignores_sigterm_has_one_grace_period(heard, child_of, gone) -> None:
+    """Not one for each of its children."""
+    async with supervisor(heard, grace_s=1.0) as kept:
+        await kept.start(*[child_of(name, STUBBORN) for name in "abcdef"])
+        await heard.when(lambda h: len(h.lines) == 6)
+        pids = [kept.pid(name) for name in "abcdef"]
+        async with asyncio.timeout(5):
+            await kept.stop()
+    for pid in pids:
+        assert gone(pid)
+
+
 async def test_a_cancelled_stop_kills_at_once(heard, child_of, gone) -> None:
     """The second Ctrl-C does not wait for the grace period."""
     kept = Supervisor(heard, FAST, grace_s=1000)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from treecore.errors import ConfigError
@@ -38,6 +39,11 @@ def windows(model_type: str, **fields: Any) -> list[int | None]:
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [
+        ("llama", "sliding_window", 4),
+        ("llama", "final_logit_softcapping", 30.0),
+        ("llama", "tie_word_embeddings", "false"),
+        ("llama", "eos_token_id", [1, 61]),
+        ("mistral", "attn_logit_softcapping", 50.0),
         ("mistral", "hidden_act", "gelu"),
         ("mistral", "sliding_window", 0),
         ("mistral", "layer_types", ["full_attention"] * 6),
@@ -46,6 +52,8 @@ def windows(model_type: str, **fields: Any) -> list[int | None]:
         ("qwen3", "attention_bias", True),
         ("qwen3", "layer_types", ["full_attention"] * 5),
         ("qwen3", "layer_types", ["chunked_attention"] * 6),
+        ("qwen3", "layer_types", [["full_attention"]] * 6),
+        ("qwen3", "query_pre_attn_scalar", 3),
         ("gemma2", "hidden_activation", "gelu"),
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma2", "attn_logit_softcapping", -1.0),
@@ -99,6 +107,29 @@ def test_windows_and_ropes_of_gemma() -> None:
     assert layers("gemma3_text", sliding_window=4, rope_scaling=linear) == (*[NEAR] * 5, scaled)
     both = {"full_attention": {**linear, "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     assert layers("gemma3_text", sliding_window=4, rope_parameters=both) == (*[NEAR] * 5, scaled)
+
+
+def test_two_spellings_of_rope_must_agree() -> None:
+    """Whoever adds rope_scaling to a config.json that has rope_parameters is told; both may say the same."""
+    both = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}, "rope_theta": 500.0}
+    scaled = LayerSpec(RopeSpec(500.0, LinearScaling(2.0)))
+    assert layers("llama", **both, rope_scaling={"type": "linear", "factor": 2.0}) == (scaled,) * 6
+    with pytest.raises(ConfigError, match="rope_parameters and rope_scaling"):
+        layers("llama", **both, rope_scaling={"type": "linear", "factor": 4.0})
+    of_kinds = {"full_attention": {"rope_theta": 500.0}, "sliding_attention": {"rope_theta": 7.0}}
+    found = layers("gemma3_text", rope_parameters=of_kinds, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert (found[0].rope, found[5].rope) == (RopeSpec(7.0), scaled.rope)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bool])
+def test_weights_of_a_quantised_checkpoint_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Also where config.json does not say that they are."""
+    path = write_family(tmp_path, "llama")
+    tensors = load_file(path / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"{name} has dtype {str(dtype).removeprefix('torch.')}, not supported"):
+        load_decoder(path, dtype="float32")
 
 
 def test_what_absent_fields_mean() -> None:

@@ -12,6 +12,7 @@ from treecore.errors import ConfigError, InvalidRequest
 from treecore.expand import expansion
 
 _MAX_TREE_NODES = 4096  # a typing error, not a policy: the manager knows its own limit
+_MAX_RANKS = 16  # likewise: each is a process, and none of them knows that it is one too many before it has started
 
 
 def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel = "warning") -> None:
@@ -41,7 +42,7 @@ def add_listen_options(parser: argparse.ArgumentParser) -> None:
 
 def system_config(args: argparse.Namespace) -> SystemConfig:
     """The system that the flags describe; raises ConfigError in one line. Without --port it takes any free port."""
-    threads = _threads(args.threads, args.tensor_parallel_size * args.pipeline_parallel_size)
+    threads = _threads(args.threads, _num_ranks(args.tensor_parallel_size, args.pipeline_parallel_size))
     with StageBars() as bars:
         model = resolve_model(args.model, ModelCache.from_environment(), bars)
     return SystemConfig(
@@ -58,6 +59,14 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         pipeline_parallel_size=args.pipeline_parallel_size,
         log_level=args.log_level,
     )
+
+
+def _num_ranks(tensor: int, pipeline: int) -> int:
+    if tensor * pipeline > _MAX_RANKS:
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor} x --pipeline-parallel-size {pipeline}: at most {_MAX_RANKS} ranks here"
+        )
+    return tensor * pipeline
 
 
 def _threads(wanted: int | None, num_ranks: int) -> int:

@@ -118,13 +118,16 @@ class Supervisor:
         raise self._failure
 
     async def stop(self) -> None:
-        """Stop all children, the last started first; each has the grace period. Cancelled: kill all at once."""
+        """Stop all children, the last started first and a group's together. Cancelled: kill all at once.
+
+        Each child or group has the grace period.
+        """
         kept = list(reversed(self._kept.values()))
         await self._dismiss(kept)
         children = [child for each in kept for child in each.children]
         try:
-            for child in children:
-                await child.stop(self._grace_s)
+            for each in kept:
+                await asyncio.gather(*[child.stop(self._grace_s) for child in each.children])
         finally:
             await _kill_all(children)
 

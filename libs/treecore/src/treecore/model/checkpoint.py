@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from treecore.errors import ConfigError
 from treecore.model.config import read_json
+
+READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)  # not quantised
 
 
 class Checkpoint(Protocol):
@@ -57,9 +60,14 @@ class SafetensorsCheckpoint:
     def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         file, path = self._file_of[name]
         try:
-            return read(file)
+            tensor = read(file)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path}: tensor {name} cannot be read ({error})") from error
+        if tensor.dtype not in READABLE:
+            raise ConfigError(
+                f"{path}: tensor {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, not supported"
+            )
+        return tensor
 
 
 class MeteredCheckpoint:

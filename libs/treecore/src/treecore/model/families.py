@@ -35,6 +35,7 @@ MAX_LAYERS = 10_000
 MAX_CONTEXT_LEN = 2**22  # the rotation of every position is tabulated at load
 DRAFT_KEYS = {"teacher_embedding", "head_token_ids", "teacher"}
 NULL_MEANS_NONE = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}  # not the default
+NOT_EVERYONES = ("sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -43,8 +44,9 @@ class Family:
     """How one `model_type` is read.
 
     layers: from config and number of layers, how each layer knows positions. supported: fields that must be absent or
-    have one of these values. defaults: what an absent field means. named: our name of a field that this family calls
-    otherwise. activations: the values of the activation's field, and what they are.
+    have one of these values. defaults: what an absent field means; one of NOT_EVERYONES that is not among them must be
+    absent. named: our name of a field that this family calls otherwise. activations: the values of the activation's
+    field, and what they are.
     """
 
     layers: Callable[[Config, int], tuple[LayerSpec, ...]]
@@ -77,7 +79,9 @@ def read_spec(path: Path) -> ModelSpec:
 def parse_spec(config: Config, name: str) -> ModelSpec:
     """The spec that a config.json object states. Raises ConfigError naming an absent, malformed or unsupported one."""
     family = _family(config)
-    refuse_others(config, {"quantization_config": (None,), "partial_rotary_factor": (1,), **family.supported})
+    unknown = dict.fromkeys((key for key in NOT_EVERYONES if key not in family.defaults), (None,))
+    everyones = {"quantization_config": (None,), "partial_rotary_factor": (1,), "tie_word_embeddings": (False, True)}
+    refuse_others(config, {**everyones, **unknown, **family.supported})
     stated = {key: value for key, value in config.items() if value is not None or key in NULL_MEANS_NONE}
     config = {**family.defaults, **stated}
     num_heads, hidden_size = (positive_int(config, key) for key in ("num_attention_heads", "hidden_size"))
@@ -128,6 +132,8 @@ def _check(spec: ModelSpec, config: Config) -> None:
         raise ConfigError(
             f"config.json: num_key_value_heads={spec.num_kv_heads} does not divide {spec.num_heads} heads"
         )
+    if beyond := [token for token in spec.eos_token_ids if token >= spec.vocab_size]:
+        raise ConfigError(f"config.json: eos_token_id={beyond[0]} is none of vocab_size={spec.vocab_size} tokens")
     if spec.head_dim % 2 and any(layer.rope for layer in spec.layers):
         raise ConfigError(f"config.json: head_dim={spec.head_dim} is odd; rotary embedding needs pairs")
     if config.get("word_embed_proj_dim", spec.hidden_size) not in (None, spec.hidden_size):
@@ -153,8 +159,11 @@ def _draft(value: object) -> DraftSpec | None:
 
 def _rope(config: Config) -> RopeSpec:
     """Reads both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before)."""
-    rope = nested(config, "rope_parameters" if config.get("rope_parameters") else "rope_scaling")
-    return _rope_of({"rope_theta": config.get("rope_theta"), **rope})
+    stated = [nested(config, field) for field in ("rope_parameters", "rope_scaling") if config.get(field)]
+    ropes = {_rope_of({"rope_theta": config.get("rope_theta"), **rope}) for rope in stated or [{}]}
+    if len(ropes) > 1:
+        raise ConfigError("config.json: rope_parameters and rope_scaling contradict each other; leave out one of them")
+    return ropes.pop()
 
 
 def _rope_of(rope: Config) -> RopeSpec:
@@ -210,11 +219,8 @@ def _gemma3(config: Config, num_layers: int) -> tuple[LayerSpec, ...]:
     """Every sixth layer sees all and has a rope of its own."""
     pattern = positive_int(config, "sliding_window_pattern")
     types = [SLIDING if (layer_idx + 1) % pattern else FULL for layer_idx in range(num_layers)]
-    if config.get("rope_parameters"):
-        kinds = nested(config, "rope_parameters")
-        wide, near = nested(kinds, FULL), nested(kinds, SLIDING)
-    else:
-        wide, near = nested(config, "rope_scaling"), {}
+    kinds = nested(config, "rope_parameters")
+    wide, near = {**nested(kinds, FULL), **nested(config, "rope_scaling")}, nested(kinds, SLIDING)
     full = _rope_of({"rope_theta": positive(config, "rope_theta"), **wide})
     sliding = _rope_of({"rope_theta": positive(config, "rope_local_base_freq"), **near})
     return _by_type(config, types, {FULL: full, SLIDING: sliding})
@@ -225,7 +231,7 @@ def _by_type(config: Config, types: list[str], ropes: Mapping[str, RopeSpec]) ->
     stated = config.get("layer_types")
     if stated is None:
         stated = types
-    if not isinstance(stated, list) or len(stated) != len(types) or not set(stated) <= {SLIDING, FULL}:
+    if not isinstance(stated, list) or len(stated) != len(types) or any(kind not in (SLIDING, FULL) for kind in stated):
         raise ConfigError(f"config.json: layer_types={stated!r} are not {len(types)} of {SLIDING} and {FULL}")
     windows = {SLIDING: _window(config) if SLIDING in stated else None, FULL: None}
     return tuple(LayerSpec(ropes[kind], windows[kind]) for kind in stated)
@@ -351,6 +357,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults={
             **_GEMMA_DEFAULTS,
             "max_position_embeddings": 131072,
+            "final_logit_softcapping": None,
             "sliding_window_pattern": 6,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treecore.errors import EspalierError, InvalidRequest, OutOfBlocks, StateMissing, WireError
+from treecore.errors import ConfigError, EspalierError, InvalidRequest, OutOfBlocks, StateMissing, WireError
 from treecore.law import Paths
 from treecore.messages import (
     Announcement,
@@ -64,8 +64,10 @@ class Forwards(Protocol[P]):
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
 
-    reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
+        reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
     tokens of plain requests; None leaves them all to whoever asks for logits.
+    
+    Raises ConfigError for a cache of no block.
     `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
@@ -79,6 +81,8 @@ class HeldRequests:
         reuses_prefixes: bool = True,
         choose_tokens: ChooseTokens | None = None,
     ) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"--kv-tokens is below --block-len {block_len}: the cache would hold no block")
         pool = decoder.new_pool(num_blocks * block_len)
         self._run: Callable[[ForwardBatch], Tensor] = lambda batch: decoder.forward(batch, pool)
         self._spec = decoder.spec
