@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from llm_verifier.engine import Engine
 from treecore.accept import walk
+from treecore.errors import ConfigError
 from treecore.messages import (
     RefusedItem,
     RequestId,
@@ -386,3 +387,9 @@ def test_supports_are_for_rules_that_draw(decoder: Decoder, params: SamplingPara
     for supports in (some, none):
         reply = step(engine(decoder), item([1, 2, 3], params=params, supports=supports))
         assert [entry.reason for entry in reply.refused] == ["malformed_message"]
+
+
+def test_a_cache_that_holds_no_block_is_refused(decoder: Decoder) -> None:
+    """By the names of the flags; such a worker would announce itself and never be able to serve."""
+    with pytest.raises(ConfigError, match="--kv-tokens is below --block-len 4096"):
+        engine(decoder, num_blocks=64 // 4096, block_len=4096)

@@ -64,10 +64,8 @@ class Forwards(Protocol[P]):
 class HeldRequests:
     """Owns the cache and the parameters of every request at this worker; not thread-safe.
 
-        reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
-    tokens of plain requests; None leaves them all to whoever asks for logits.
-    
-    Raises ConfigError for a cache of no block.
+    reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
+    tokens of plain requests; None leaves them all to whoever asks for logits. Raises ConfigError for no block.
     `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
     """
 
