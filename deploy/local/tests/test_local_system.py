@@ -133,13 +133,14 @@ async def test_a_port_in_use_is_told_before_anything_starts(heard) -> None:
 def test_the_children_get_their_flags() -> None:
     """As the services' settings name them."""
     config = replace(CONFIG, dtype="bfloat16", threads=2, tree=(2, 1), ssms=CONFIG.ssms * 2, prefix_cache=False)
-    config = replace(config, batch_invariant=True)
+    config = replace(config, batch_invariant=True, offload="disk", offload_resident_layers=2)
+    modes = "--batch-invariant --offload disk --offload-resident-layers 2"
     specs = {spec.name: spec for spec in services(config, Addresses("nats://127.0.0.1:1", "127.0.0.1", 2))}
     assert list(specs) == ["llm_verifier", "ssm_worker", "ssm_worker-2", "request_manager"]
     common = "--nats-url nats://127.0.0.1:1 --subject-prefix espalier --log-level warning"
     cached = "--dtype bfloat16 --no-prefix-cache"
     assert {name: " ".join(spec.argv[1:]) for name, spec in specs.items() if name != "ssm_worker-2"} == {
-        "llm_verifier": f"-m llm_verifier {common} --model /models/llm --name llm {cached} --batch-invariant",
+        "llm_verifier": f"-m llm_verifier {common} --model /models/llm --name llm {cached} {modes}",
         "ssm_worker": f"-m ssm_worker {common} --ssm /models/draft --teacher /models/llm --name draft {cached}",
         "request_manager": f"-m request_manager {common} --model /models/llm --host 127.0.0.1 --port 2 --tree 2,1",
     }

@@ -15,7 +15,7 @@ from treecore.model.attention_invariant import BLOCK_ROWS, TILE_LEN
 from treecore.model.backend import Hardware
 from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
-from treecore.model.invariant import MAX_ROWS, InvariantLinear, Part, padded_row_counts
+from treecore.model.invariant import MAX_ROWS, InvariantLinear, Pack, Part, Trial, padded_row_counts
 from treecore.model.linear import PlainLinear, Precision, pack_linear
 from treecore.model.load import load_decoder
 from treecore.model.parallel import Place
@@ -202,6 +202,11 @@ def test_a_row_times_a_matrix_has_one_result(shape: tuple[int, int], stored: tor
         assert torch.equal(packed(x[:num_rows]), alone[:num_rows])
 
 
+def trial(pack: Pack) -> Trial:
+    """Of a small matrix on this CPU."""
+    return Trial(pack, torch.Size((8, 4)), torch.float32, torch.float32, CPU)
+
+
 def test_row_counts_are_padded_to_those_that_agree() -> None:
     """A kernel of pairs: odd numbers of rows end with another one, as FBGEMM's do."""
 
@@ -213,7 +218,7 @@ def test_row_counts_are_padded_to_those_that_agree() -> None:
 
         return multiply
 
-    padded = padded_row_counts(pairs, torch.Size((8, 4)), torch.float32, CPU)
+    padded = padded_row_counts(trial(pairs))
     assert padded == (0, *(n + n % 2 for n in range(1, MAX_ROWS + 1)))
 
 
@@ -223,8 +228,8 @@ def test_a_machine_without_an_invariant_kernel_is_refused() -> None:
     def uneven(weight: torch.Tensor) -> Part:
         return lambda x: x @ weight.T + torch.arange(len(x))[:, None]
 
-    with pytest.raises(ConfigError, match=r"\(8, 4\) matrix multiplies equal rows unequally"):
-        padded_row_counts(uneven, torch.Size((8, 4)), torch.float32, CPU)
+    with pytest.raises(ConfigError, match=r"multiplies equal rows unequally by a \(8, 4\) matrix"):
+        padded_row_counts(trial(uneven))
 
 
 def test_more_than_two_ranks_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 from espalier_local.cache import ModelCache
 from espalier_local.models import DEFAULT_SSM, KNOWN, NO_SSM, SMOLLM2, resolve_model, resolve_ssms
 from espalier_local.output import StageBars
-from espalier_local.system import Dtype, LogLevel, SystemConfig
+from espalier_local.system import Dtype, LogLevel, Offload, SystemConfig
 from treecore.errors import ConfigError, InvalidRequest
 from treecore.expand import expansion
 
@@ -26,6 +26,8 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
     )
     add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
     add("--batch-invariant", action="store_true", help="the same bits with any tree and batch: no near-ties; slower")
+    add("--offload", choices=get_args(Offload), default="none", help="where the LLM's layers wait for their turn")
+    add("--offload-resident-layers", type=natural, default=0, metavar="N", help="first layers that stay in memory")
     add("--threads", type=int, help="CPU threads of each model process (default: half of the cores; in a group 1)")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help="verifier ranks that split each layer")
     add("--pipeline-parallel-size", type=positive, default=1, metavar="N", help="verifier stages that split the layers")
@@ -54,6 +56,8 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         port=getattr(args, "port", 0),
         tree=args.tree,
         batch_invariant=args.batch_invariant,
+        offload=args.offload,
+        offload_resident_layers=args.offload_resident_layers,
         prefix_cache=not args.no_prefix_cache,
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,
@@ -97,6 +101,13 @@ def positive(text: str) -> int:
     """A whole number from 1; for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0; for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
     return int(text)
 
 

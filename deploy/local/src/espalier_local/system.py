@@ -26,6 +26,7 @@ from treecore.messages import WorkerKind
 from treecore.service.tasks import first_of
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Offload = Literal["none", "cpu", "disk"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 VERIFIER = "llm_verifier"
@@ -40,7 +41,8 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 class SystemConfig:
     """What a system serves and how. port 0: any free one. tree: widths <k1..km>, None: the manager's default.
 
-    batch_invariant: the verifier's logits do not depend on tree or batch, bit by bit. threads: CPU threads of each
+    batch_invariant: the verifier's logits do not depend on tree or batch, bit by bit. offload: where its
+    layers are while they do not compute, the first offload_resident_layers excepted. threads: CPU threads of each
     model process. start_timeout_s: for everything to become ready. The verifier is
     tensor_parallel_size x pipeline_parallel_size processes.
     """
@@ -53,6 +55,8 @@ class SystemConfig:
     port: int = 0
     tree: tuple[int, ...] | None = None
     batch_invariant: bool = False
+    offload: Offload = "none"
+    offload_resident_layers: int = 0
     prefix_cache: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -97,8 +101,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         )
         for idx, ssm in enumerate(config.ssms)
     ]
-    invariant = ("--batch-invariant",) if config.batch_invariant else ()
-    verifier_flags = (*model, "--name", config.model.name, *worker_flags, *invariant)
+    verifier_flags = (*model, "--name", config.model.name, *worker_flags, *_mode_flags(config))
     ranks = [
         service(rank_child(rank), VERIFIER, *verifier_flags, *_rank_flags(config, at, rank), group=VERIFIER)
         for rank in range(config.num_ranks)
@@ -108,6 +111,13 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         *workers,
         service(MANAGER, MANAGER, *model, *listen, *tree),
     )
+
+
+def _mode_flags(config: SystemConfig) -> tuple[str, ...]:
+    invariant = ("--batch-invariant",) if config.batch_invariant else ()
+    if config.offload == "none":
+        return invariant
+    return (*invariant, "--offload", config.offload, "--offload-resident-layers", str(config.offload_resident_layers))
 
 
 def _rank_flags(config: SystemConfig, at: Addresses, rank: int) -> tuple[str, ...]:

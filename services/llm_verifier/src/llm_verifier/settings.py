@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
-from treecore.model.backend import AttentionName, DeviceName
+from treecore.model.backend import AttentionName, DeviceName, OffloadName
 from treecore.service.settings import ServiceSettings
 
 
@@ -40,6 +40,8 @@ class VerifierSettings(GroupSettings):
     batch_invariant: CliImplicitFlag[bool] = Field(
         False, description="logits with the same bits alone, in a tree and in any batch; slower"
     )
+    offload: OffloadName = Field("none", description="where layers wait for their turn: cpu (of a GPU's host) or disk")
+    offload_resident_layers: int = Field(0, ge=0, description="first layers that stay in memory all the same")
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")
     prefix_cache: CliImplicitFlag[bool] = Field(

@@ -48,8 +48,8 @@ def _load(settings: VerifierSettings) -> Decoder | GraphedDecoder:
     decoder = load_decoder(settings.model, dtype=settings.dtype, on=on)
     if not settings.cuda_graphs:
         return decoder
-    if not on.device.startswith("cuda") or on.attention == "torch":
-        raise ConfigError("cuda_graphs: needs device cuda and attention triton")
+    if not on.device.startswith("cuda") or on.attention == "torch" or on.offload != "none":
+        raise ConfigError("cuda_graphs: needs device cuda, attention triton and no offload")
     return GraphedDecoder(decoder)
 
 

@@ -1,6 +1,7 @@
 """From a checkpoint's tensors to one rank's parts: slices, fuses and packs. Knows parts' places; not the forward."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,14 @@ from treecore.errors import ConfigError
 from treecore.model.checkpoint import Checkpoint
 from treecore.model.decoder import Layer
 from treecore.model.invariant import InvariantActivation, InvariantTurn
-from treecore.model.linear import Linear, Precision, pack_linear
+from treecore.model.linear import Linear, Precision, linear_as_stored, pack_linear, rounded
 from treecore.model.norm import LayerNorm, Norm, RmsNorm
 from treecore.model.parallel import HeadShare, Place, TensorLinks, share_heads, split_evenly
 from treecore.model.parts import (
     ACTIVATIONS,
     Biased,
     Embedding,
+    FetchedEmbedding,
     Gathered,
     NormThenRotate,
     Part,
@@ -33,16 +35,23 @@ from treecore.model.parts import (
     Turn,
     leave,
 )
+from treecore.model.pieces import Piece, Pieces, read_whole
 from treecore.model.rope import interleave_pairs, rotate
 from treecore.model.spec import ModelSpec
+
+MakeLinear = Callable[[Pieces], Linear]
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Where embedding and head are: the checkpoint itself, or an SSM's teacher."""
+    """Where embedding and head are: the checkpoint itself, or an SSM's teacher.
+
+    is_offloaded: memory is short; rows of the embedding stay on disk, and the head is kept as stored.
+    """
 
     spec: ModelSpec
     checkpoint: Checkpoint
+    is_offloaded: bool = False
 
     @property
     def head_name(self) -> str:
@@ -59,7 +68,7 @@ class Assembler:
         self._spec = spec
         self._checkpoint = checkpoint
         self._precision = precision
-        self._place = place
+        self.place = place
         self._links = links
         self.heads: HeadShare = share_heads(spec.num_heads, spec.num_kv_heads, place)
         self._shapes = spec.part_shapes()
@@ -90,70 +99,83 @@ class Assembler:
         """The norm before the head."""
         return self._norm(self._checkpoint, self._spec.tensors.norm)
 
-    def layer(self, layer_idx: int, kind: int) -> Layer:
-        """A layer of the `kind`-th way to know positions."""
+    def layer(self, layer_idx: int, kind: int, make: MakeLinear | None = None) -> Layer:
+        """A layer of the `kind`-th way to know positions. `make` makes its linears, where they are not just packed."""
+        make = make or self._make
         turn, activate = self._turn(layer_idx), ACTIVATIONS[self._spec.activation]
         gate_up = ("gate", "up") if "gate" in self._shapes else ("up",)
         return Layer(
             kind=kind,
             input_norm=self._part_norm(layer_idx, "input_norm"),
-            qkv=self._column_split(layer_idx, ("q", "k", "v")),
+            qkv=self._column_split(layer_idx, ("q", "k", "v"), make),
             turn=InvariantTurn(turn) if self._precision.batch_invariant else turn,
-            attention_out=self._row_split(layer_idx, "attention_out", "attention_norm"),
+            attention_out=self._row_split(layer_idx, "attention_out", "attention_norm", make),
             mlp_norm=self._part_norm(layer_idx, "mlp_norm"),
-            up=self._column_split(layer_idx, gate_up),
+            up=self._column_split(layer_idx, gate_up, make),
             activate=InvariantActivation(activate) if self._precision.batch_invariant else activate,
-            down=self._row_split(layer_idx, "down", "down_norm"),
+            down=self._row_split(layer_idx, "down", "down_norm", make),
         )
 
     def _token_embedding(self, vocabulary: Vocabulary) -> Embedding:
         """In its stored dtype where that loses nothing: the file's own pages then serve every process that maps it."""
         rows = self._share(vocabulary.spec.vocab_size)
+        if vocabulary.is_offloaded and self.place.tp_size == 1:
+            read = functools.partial(vocabulary.checkpoint.part, vocabulary.spec.tensors.embedding)
+            return FetchedEmbedding(read, self._precision)
         stored = vocabulary.checkpoint.part(vocabulary.spec.tensors.embedding, rows)
-        weight = stored if self._precision.weight is torch.float32 else stored.to(self._precision.weight)
-        weight, dtype = weight.to(self._precision.device), self._precision.activation
-        if self._place.tp_size == 1:
+        weight, dtype = rounded(stored, self._precision).to(self._precision.device), self._precision.activation
+        if self.place.tp_size == 1:
             return TokenEmbedding(weight, dtype)
         return SplitEmbedding(weight, rows.start, dtype, self._links)
 
     def _head_linear(self, vocabulary: Vocabulary, token_ids: NDArray[np.int32] | None) -> Part:
         """Each rank has an equal share of the rows, the last ones filled up with zeros."""
         num_rows = vocabulary.spec.vocab_size if token_ids is None else len(token_ids)
-        share = -(-num_rows // self._place.tp_size)
-        first = min(share * self._place.tp_rank, num_rows)
+        share = -(-num_rows // self.place.tp_size)
+        first = min(share * self.place.tp_rank, num_rows)
         rows = range(first, min(first + share, num_rows))
+        if vocabulary.is_offloaded and self.place.tp_size == 1 and token_ids is None:
+            stored = vocabulary.checkpoint.part(vocabulary.head_name, rows)
+            return linear_as_stored(rounded(stored, self._precision), self._precision)
         if token_ids is None:
             weight = vocabulary.checkpoint.part(vocabulary.head_name, rows)
         else:
             picked = torch.from_numpy(token_ids[rows.start : rows.stop]).long()
             weight = vocabulary.checkpoint.tensor(vocabulary.head_name)[picked]
-        if self._place.tp_size == 1:
+        if self.place.tp_size == 1:
             return self._pack(weight)
         linear = self._pack(F.pad(weight, (0, 0, 0, share - len(weight))))
         return Gathered(linear, self._links, num_rows)
 
-    def _column_split(self, layer_idx: int, parts: Sequence[str]) -> Part:
+    def _column_split(self, layer_idx: int, parts: Sequence[str], make: MakeLinear) -> Part:
         """The rank's output features of `parts`, as one linear."""
-        linear = self._pack(torch.cat([self._rows(layer_idx, part, "weight") for part in parts]))
+        linear = make([self._rank_rows(layer_idx, part) for part in parts])
         if parts[0] not in self._spec.tensors.biased:
             return linear
-        return Biased(linear, self._bias(torch.cat([self._rows(layer_idx, part, "bias") for part in parts])))
+        return Biased(linear, self._bias(torch.cat([self._rank_biases(layer_idx, part) for part in parts])))
 
-    def _row_split(self, layer_idx: int, part: str, norm: str) -> Part:
+    def _row_split(self, layer_idx: int, part: str, norm: str, make: MakeLinear) -> Part:
         """The rank's input features of `part`; the ranks' sum, the bias once on top, and the norm behind it, if any."""
         tensors = self._spec.tensors
         rows, columns = self._shapes[part]
         share = self._rank_features("q") if part == "attention_out" else self._share(columns)
-        linear = self._pack(self._checkpoint.part(tensors.of_layer(layer_idx, part), range(rows), share))
-        whole: Part = linear if self._place.tp_size == 1 else Summed(linear, self._links)
+        linear = make([Piece(tensors.of_layer(layer_idx, part), range(rows), share)])
+        whole: Part = linear if self.place.tp_size == 1 else Summed(linear, self._links)
         if part in tensors.biased:
             bias = self._checkpoint.part(tensors.of_layer(layer_idx, part, "bias"), range(rows))
             whole = Biased(whole, self._bias(bias))
         return Then(whole, self._part_norm(layer_idx, norm)) if norm in tensors.parts else whole
 
-    def _rows(self, layer_idx: int, part: str, kind: str) -> Tensor:
-        """The rank's rows of a weight or bias; rotated pairs side by side."""
-        stored = self._checkpoint.part(self._spec.tensors.of_layer(layer_idx, part, kind), self._rank_features(part))
+    def _rank_rows(self, layer_idx: int, part: str) -> Piece:
+        """The rank's rows of a weight; rotated pairs side by side."""
+        is_rotated = part in ("q", "k") and self._spec.layers[layer_idx].rope is not None
+        name, columns = self._spec.tensors.of_layer(layer_idx, part), range(self._shapes[part][1])
+        return Piece(name, self._rank_features(part), columns, self._spec.head_dim if is_rotated else None)
+
+    def _rank_biases(self, layer_idx: int, part: str) -> Tensor:
+        """What belongs to these rows."""
+        name = self._spec.tensors.of_layer(layer_idx, part, "bias")
+        stored = self._checkpoint.part(name, self._rank_features(part))
         return self._in_pairs(stored, layer_idx) if part in ("q", "k") else stored
 
     def _rank_features(self, part: str) -> range:
@@ -164,7 +186,7 @@ class Assembler:
         return self._share(self._shapes[part][0])
 
     def _share(self, size: int) -> range:
-        return split_evenly(size, self._place.tp_size, self._place.tp_rank)
+        return split_evenly(size, self.place.tp_size, self.place.tp_rank)
 
     def _in_pairs(self, stored: Tensor, layer_idx: int) -> Tensor:
         return stored if self._spec.layers[layer_idx].rope is None else interleave_pairs(stored, self._spec.head_dim)
@@ -193,6 +215,9 @@ class Assembler:
 
     def _rms(self, weight: Tensor) -> RmsNorm:
         return RmsNorm.of(self._to_device(weight).float() + self._spec.norm.offset, self._spec.norm.eps)
+
+    def _make(self, pieces: Pieces) -> Linear:
+        return self._pack(read_whole(pieces, self._checkpoint))
 
     def _pack(self, weight: Tensor) -> Linear:
         return pack_linear(weight, self._precision)

@@ -18,6 +18,7 @@ from treecore.model.spec import ModelSpec
 
 AttentionName = Literal["auto", "torch", "triton"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+OffloadName = Literal["none", "cpu", "disk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,15 @@ class Hardware:
     """What a decoder runs on. attention: `auto` is triton on CUDA, else torch. block_len: of the cache's blocks.
 
     batch_invariant: a row's logits have the same bits alone, in a tree, in a batch and in any chunk of a prefill.
+    offload: where layers are while they do not compute, the first `offload_resident_layers` excepted (docs/offload.md).
     """
 
     device: str = "cpu"
     attention: AttentionName = "auto"
     block_len: int = 16
     batch_invariant: bool = False
+    offload: OffloadName = "none"
+    offload_resident_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The forward, one pass over a batch's rows, of any family. Knows layers; must not know requests, files or sampling."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,14 @@ class Layer:
     down: Part
 
 
+class Layers(Protocol):
+    """Layers in their order. One that is iterated over is valid until the next is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Layer]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What one rank has of a decoder.
@@ -47,7 +56,7 @@ class Stage:
     heads: HeadShare
     kinds: tuple[LayerSpec, ...]
     embedding: Embedding | None
-    layers: tuple[Layer, ...]
+    layers: Layers
     norm: Norm | None
     head: Part | None
     output_token_ids: NDArray[np.int32] | None

@@ -71,23 +71,33 @@ def _undivided_rows(x: Tensor) -> int:
     return max(1, (UNDIVIDED - 1) * len(x) // max(1, x.numel()))
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How matrices of `shape` are multiplied: packed by `pack` from `weight` numbers, with rows of `activation`."""
+
+    pack: Pack
+    shape: torch.Size
+    weight: torch.dtype
+    activation: torch.dtype
+    device: torch.device
+
+
 @functools.cache
-def padded_row_counts(pack: Pack, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """InvariantLinear's `padded` for matrices of `shape` as `pack` packs them, found by trying each number of rows.
+def padded_row_counts(trial: Trial) -> tuple[int, ...]:
+    """InvariantLinear's `padded`, found by trying each number of rows.
 
     Which numbers round alike depends on the library, on the CPU and on the shape, and rows never on each other's
     content: so equal rows tell all. Raises ConfigError where even the rows of one call round differently.
     """
     generator = torch.Generator().manual_seed(0)
-    linear = pack(torch.randn(shape, generator=generator).bfloat16().to(device, dtype))
+    linear = trial.pack(torch.randn(trial.shape, generator=generator).bfloat16().to(trial.device, trial.weight))
     assert linear is not None, "bf16 numbers of like size can be packed"
-    row = torch.randn(1, shape[1], generator=generator).to(device, dtype)
-    usual = linear(row.expand(USUAL_ROWS, -1).contiguous())[:1]
-    agreeing = [n for n in range(1, MAX_ROWS + 1) if _all_equal(linear(row.expand(n, -1).contiguous()), usual)]
+    row = torch.randn(1, trial.shape[1], generator=generator).to(trial.device, trial.activation)
+    usual = linear(row.repeat(USUAL_ROWS, 1))[:1]
+    agreeing = [n for n in range(1, MAX_ROWS + 1) if _all_equal(linear(row.repeat(n, 1)), usual)]
     if USUAL_ROWS not in agreeing:
-        raise ConfigError(
-            f"batch-invariant mode: on this machine a {tuple(shape)} matrix multiplies equal rows unequally"
-        )
+        shape = tuple(trial.shape)
+        raise ConfigError(f"batch-invariant mode: this machine multiplies equal rows unequally by a {shape} matrix")
     return (0, *(next(more for more in agreeing if more >= n) for n in range(1, agreeing[-1] + 1)))
 
 

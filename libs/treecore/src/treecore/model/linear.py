@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treecore.model.invariant import InvariantLinear, Pack, padded_row_counts
+from treecore.model.invariant import InvariantLinear, Pack, Trial, padded_row_counts
 
 DType = Literal["float32", "bfloat16", "float16"]
 
 FP16_MAX = 65504.0
+STORED_STEP_ROWS = 4096
 ONEDNN_ROWS = 16  # the row count that oneDNN lays the weight out for: about one tree
 
 
@@ -77,6 +78,23 @@ class PlainLinear:
         return F.linear(x, self.weight)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """A weight in its stored dtype, converted a few rows at a time whenever it is used: small and slow."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A fresh x W^T in the dtype of x."""
+        steps = torch.split(self.weight, STORED_STEP_ROWS)
+        return torch.cat([F.linear(x, rows.to(x.dtype)) for rows in steps], dim=-1)
+
+
+def rounded(stored: Tensor, precision: Precision) -> Tensor:
+    """A stored weight in the precision of weights; as it is where that loses nothing."""
+    return stored if precision.weight is torch.float32 else stored.to(precision.weight)
+
+
 def choose_precision(dtype: DType, device: torch.device, *, batch_invariant: bool = False) -> Precision:
     """A CPU multiplies fp32, and bf16 where it has kernels; else it computes in fp32 on weights rounded to `dtype`."""
     weight = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
@@ -87,12 +105,24 @@ def choose_precision(dtype: DType, device: torch.device, *, batch_invariant: boo
 
 def pack_linear(weight: Tensor, precision: Precision) -> Linear:
     """The fastest exact form of `weight` [out_features, in_features]. May alias `weight`; mutates nothing."""
-    rounded = weight.to(precision.weight).to(precision.device, precision.activation)
+    exact = rounded(weight, precision).to(precision.device, precision.activation)
     for pack in _packings(precision):
-        linear = pack(rounded)
+        linear = pack(exact)
         if linear is not None:
-            return linear if not precision.batch_invariant else _invariant(linear, pack, rounded)
+            return linear if not precision.batch_invariant else _invariant(linear, pack, exact, precision)
     raise AssertionError("the last form takes any matrix")
+
+
+def linear_in_place(weight: Tensor, precision: Precision) -> Linear:
+    """A linear over `weight` as it lies there, in the activation dtype: what is written to it later counts."""
+    linear = PlainLinear(weight)
+    return linear if not precision.batch_invariant else _invariant(linear, PlainLinear, weight, precision)
+
+
+def linear_as_stored(weight: Tensor, precision: Precision) -> Linear:
+    """A linear that takes no more memory than `weight` does in its stored dtype."""
+    linear = StoredLinear(weight.to(precision.device))
+    return linear if not precision.batch_invariant else _invariant(linear, StoredLinear, weight, precision)
 
 
 def _packings(precision: Precision) -> tuple[Pack, ...]:
@@ -101,8 +131,9 @@ def _packings(precision: Precision) -> tuple[Pack, ...]:
     return (pack_onednn,) if precision.activation is torch.bfloat16 else (pack_fp16, pack_onednn)
 
 
-def _invariant(linear: Linear, pack: Pack, weight: Tensor) -> Linear:
-    return InvariantLinear(linear, padded_row_counts(pack, weight.shape, weight.dtype, weight.device))
+def _invariant(linear: Linear, pack: Pack, weight: Tensor, precision: Precision) -> Linear:
+    trial = Trial(pack, weight.shape, weight.dtype, precision.activation, precision.device)
+    return InvariantLinear(linear, padded_row_counts(trial))
 
 
 def pack_onednn(weight: Tensor) -> Linear:

@@ -16,9 +16,11 @@ from treecore.model.checkpoint import Checkpoint, MeteredCheckpoint, Safetensors
 from treecore.model.decoder import Decoder, Stage
 from treecore.model.families import read_spec
 from treecore.model.gguf import read_gguf
-from treecore.model.linear import DType, choose_precision
+from treecore.model.linear import DType, Precision, choose_precision
+from treecore.model.offload import DiskSource, HostSource, Source, Streamer
 from treecore.model.parallel import Alone, Place, TensorLinks, stage_layers
 from treecore.model.spec import ModelSpec, Shape
+from treecore.model.uncached import UncachedCheckpoint
 
 HEAD_TOKEN_IDS = "espalier.head_token_ids"
 
@@ -62,16 +64,19 @@ def load_decoder(
     teacher needs `embedding_from`, the teacher's checkpoint. Raises ConfigError naming the file, field or tensor that
     is missing, unknown, misshapen or unreadable.
     """
-    spec, stored = open_checkpoint(path)
+    spec, stored = _open_uncached(path) if on.offload == "disk" else open_checkpoint(path)
     checkpoint = MeteredCheckpoint(stored)
     precision = choose_precision(dtype, torch.device(on.device), batch_invariant=on.batch_invariant)
     check_place(on, place)
     _check_tensors(path, checkpoint, expected_shapes(spec))
     taught = spec.draft is not None and spec.draft.teacher_embedding
-    vocabulary = _open_teacher(path, spec, embedding_from) if taught else Vocabulary(spec, checkpoint)
+    own = Vocabulary(spec, checkpoint, is_offloaded=on.offload == "disk")
+    vocabulary = _open_teacher(path, spec, embedding_from) if taught else own
     token_ids = _head_token_ids(path, spec, checkpoint)
     assembler = Assembler(spec, checkpoint, precision, place, links)
-    stage = _stage(assembler, spec, vocabulary, token_ids, place, meter=checkpoint)
+    source = _source(on, stored, precision)
+    streamer = None if source is None else Streamer(source, precision, on.offload_resident_layers)
+    stage = _stage(assembler, spec, vocabulary, token_ids, meter=checkpoint, streamer=streamer)
     backend = choose_backend(on, spec, assembler.heads, precision)
     return Decoder(spec, stage, precision, backend.attention, backend.move_rows)
 
@@ -81,25 +86,43 @@ def _stage(
     spec: ModelSpec,
     vocabulary: Vocabulary,
     token_ids: NDArray[np.int32] | None,
-    place: Place,
     *,
     meter: MeteredCheckpoint,
+    streamer: Streamer | None,
 ) -> Stage:
     num_head_rows = spec.vocab_size if token_ids is None else len(token_ids)
     head_cost = num_head_rows * spec.hidden_size / spec.layer_size()  # both are bound by reading their weights
+    place = assembler.place
     layers = stage_layers(spec.num_layers, head_cost, place)
     kinds = tuple(dict.fromkeys(spec.layers[layer_idx] for layer_idx in layers))
+    wanted = [(layer_idx, kinds.index(spec.layers[layer_idx])) for layer_idx in layers]
     return Stage(
         place=place,
         heads=assembler.heads,
         kinds=kinds,
         embedding=assembler.embedding(vocabulary) if place.is_first else None,
-        layers=tuple(assembler.layer(layer_idx, kinds.index(spec.layers[layer_idx])) for layer_idx in layers),
+        layers=streamer.layers(assembler, wanted) if streamer else tuple(assembler.layer(*layer) for layer in wanted),
         norm=assembler.last_norm() if place.is_last else None,
         head=assembler.head(vocabulary, token_ids) if place.is_last else None,
         output_token_ids=token_ids,
         weight_bytes=meter.read_bytes,  # the last field: all has been read by now
     )
+
+
+def _source(on: Hardware, stored: Checkpoint, precision: Precision) -> Source | None:
+    if on.offload == "none":
+        return None
+    if on.offload == "disk":
+        return DiskSource(stored, precision)
+    if precision.device.type == "cpu":
+        raise ConfigError("offload cpu: the weights of a model on the CPU are in its memory already; use disk")
+    return HostSource(stored, precision)
+
+
+def _open_uncached(path: Path) -> tuple[ModelSpec, Checkpoint]:
+    if path.suffix == ".gguf":
+        raise ConfigError(f"{path}: offload disk streams safetensors only; convert the file first")
+    return read_spec(path), UncachedCheckpoint(path)
 
 
 def open_checkpoint(path: Path) -> tuple[ModelSpec, Checkpoint]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treecore.model.linear import Linear
+from treecore.model.linear import Linear, Precision, rounded
 from treecore.model.norm import Norm
 from treecore.model.parallel import TensorLinks
 from treecore.model.rope import rotate
@@ -97,6 +97,19 @@ class TokenEmbedding:
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one interface
         """The tokens' rows."""
         return F.embedding(tokens, self.weight).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedEmbedding:
+    """An embedding whose rows are read where they lie, by `read`, each time they are needed."""
+
+    read: Callable[[range], Tensor]
+    precision: Precision
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 - one interface
+        """The tokens' rows."""
+        rows = torch.cat([self.read(range(token, token + 1)) for token in tokens.tolist()])
+        return rounded(rows, self.precision).to(self.precision.device, self.precision.activation)
 
 
 @dataclass(frozen=True, slots=True)

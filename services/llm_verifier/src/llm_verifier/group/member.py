@@ -131,7 +131,14 @@ def hardware(settings: VerifierSettings, rank: int) -> Hardware:
     device = choose_device(settings.device)
     if device == "cuda":
         device = f"cuda:{rank % torch.cuda.device_count()}"
-    return Hardware(device, settings.attention, settings.block_len, settings.batch_invariant)
+    return Hardware(
+        device,
+        settings.attention,
+        settings.block_len,
+        settings.batch_invariant,
+        settings.offload,
+        settings.offload_resident_layers,
+    )
 
 
 def _connected(
