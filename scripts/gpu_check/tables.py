@@ -94,7 +94,7 @@ def _line(decoder: Decoder, pool: KvPool, plan: _Plan, shape: tuple[int, int, in
 
 
 def _filled_pool(decoder: Decoder, plan: _Plan) -> KvPool:
-    pool = decoder.new_pool(max(plan.batches) * region_len(max(plan.contexts)) + 1)
+    pool = decoder.new_pool(max(plan.batches) * region_len(max(plan.contexts)), num_spare=1)
     pool.kv.normal_()
     return pool
 

@@ -60,7 +60,7 @@ def drive(decoder: Decoder | GraphedDecoder) -> list[torch.Tensor]:
 
 
 def test_graphed_steps_equal_plain_ones(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, from fewer graphs than steps."""
+    """The same logits, from fewer graphs than steps."""
     monkeypatch.setattr("treecore.model.graphs.MAX_ROWS", 32)
     path = write_tiny_llama(tmp_path, vocab_size=128)
     decoder = load_decoder(path, dtype="float32", on=Hardware(device, "triton", BLOCK_LEN))
@@ -68,3 +68,10 @@ def test_graphed_steps_equal_plain_ones(tmp_path: Path, device: str, monkeypatch
     for wanted, found in zip(drive(decoder), drive(GraphedDecoder(decoder, recorder)), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     assert 1 <= recorder.count <= 5
+
+
+def test_no_block_has_the_spare_slot(tmp_path: Path) -> None:
+    """Padding rows write there, whatever a block's length."""
+    pool = GraphedDecoder(load_decoder(write_tiny_llama(tmp_path), dtype="float32")).new_pool(8)
+    assert SequenceCache(pool, block_len=1).usage().total == 8
+    assert len(pool.layer(0)) == 9

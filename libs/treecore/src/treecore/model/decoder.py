@@ -120,10 +120,10 @@ class Decoder:
         """Bytes of this rank's weights, in the precision in which the checkpoint stores them."""
         return self._stage.weight_bytes
 
-    def new_pool(self, num_slots: int) -> KvPool:
-        """A KV cache of `num_slots` tokens that fits this rank's layers and heads."""
+    def new_pool(self, num_slots: int, *, num_spare: int = 0) -> KvPool:
+        """A KV cache of `num_slots` tokens that fits this rank's layers and heads; num_spare: see KvPool."""
         shape = KvShape(len(self._stage.layers), self._num_kv_heads, self.spec.head_dim)
-        return KvPool(shape, num_slots, self.activation_dtype, self.device, self._move_rows)
+        return KvPool(shape, num_slots, self.activation_dtype, self.device, self._move_rows, num_spare=num_spare)
 
     def forward(self, batch: ForwardBatch, pool: KvPool) -> Tensor:
         """Writes K and V of every row to its slot in `pool`. Returns fp32 [num_logit_rows, V_out] for batch.logit_rows.

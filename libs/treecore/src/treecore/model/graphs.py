@@ -56,14 +56,15 @@ class GraphedDecoder:
         return self._decoder.spec
 
     def new_pool(self, num_slots: int) -> KvPool:
-        """One slot more than asked for, which no block has."""
-        pool = self._decoder.new_pool(num_slots + 1)
+        """See Decoder; with a spare slot, which no block has."""
+        pool = self._decoder.new_pool(num_slots, num_spare=1)
         if self._pool is None:
             self.adopt(pool)
         return pool
 
     def adopt(self, pool: KvPool) -> None:
-        """Graphs are of this pool, whose last slot is to spare."""
+        """Graphs are of this pool, which has a slot to spare."""
+        assert pool.kv.shape[1] > pool.num_slots, "padding rows write somewhere"
         self._pool = pool
         self._graphs.clear()
 
@@ -78,13 +79,13 @@ class GraphedDecoder:
         if not is_known:
             self._graphs[sizes] = self._captured(fresh, pool)
         graph = self._graphs[sizes]
-        refill(graph.static, fresh, pool.num_slots - 1)
+        refill(graph.static, fresh, pool.num_slots)
         graph.replay()
         return graph.logits[: len(fresh.logit_rows)]
 
     def _captured(self, fresh: Prepared, pool: KvPool) -> _Captured:
         static = padded(fresh)
-        refill(static, fresh, pool.num_slots - 1)
+        refill(static, fresh, pool.num_slots)
         replay, logits = self._capture(lambda: self._decoder.run_prepared(static, pool, None))
         return _Captured(static, replay, logits)
 

@@ -42,8 +42,9 @@ def move_by_index(kv: Tensor, src_slots: NDArray[np.int64], dst_slots: NDArray[n
 class KvPool:
     """K and V of `num_slots` tokens in all layers, one slot a token.
 
-    `kv` is [num_layers, num_slots, 2, num_kv_heads, head_dim], K before V, so that both are written and gathered in one
-    go. Memory is not touched before it is written: an unused slot costs no RAM and may hold anything, NaN included.
+    `kv` is [num_layers, num_slots + num_spare, 2, num_kv_heads, head_dim], K before V, so that both are written and
+    gathered in one go. Memory is not touched before it is written: an unused slot costs no RAM and may hold anything,
+    NaN included. Behind the `num_slots` that can be given to requests lie `num_spare` for rows that are nobody's.
     """
 
     def __init__(
@@ -53,21 +54,19 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
         move_rows: MoveRows = move_by_index,
+        *,
+        num_spare: int = 0,
     ) -> None:
+        self.num_slots = num_slots
         self._move_rows = move_rows
         try:
-            size = (shape.num_layers, num_slots, 2, shape.num_kv_heads, shape.head_dim)
+            size = (shape.num_layers, num_slots + num_spare, 2, shape.num_kv_heads, shape.head_dim)
             self.kv = torch.empty(size, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's allocators raise nothing more exact on all devices
             raise ConfigError(f"a KV cache of {num_slots} tokens does not fit into memory: {error}") from error
 
-    @property
-    def num_slots(self) -> int:
-        """How many tokens the pool holds."""
-        return self.kv.shape[1]
-
     def layer(self, layer_idx: int) -> Tensor:
-        """A view of one layer: [num_slots, 2, num_kv_heads, head_dim]."""
+        """A view of one layer: [num_slots + num_spare, 2, num_kv_heads, head_dim]."""
         return self.kv[layer_idx]
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
