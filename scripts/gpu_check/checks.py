@@ -107,7 +107,7 @@ def check_tokens(device: str) -> str | None:
 
 
 def check_decoder(device: str) -> str | None:
-    """A small decoder on both backends, fp32, and its graphs' replays against plain steps, bit for bit."""
+    """A small decoder on both backends, fp32, and its graphs' replays against plain steps, up to rounding."""
     decoders = [make_decoder(TINY, device, FP32, name) for name in ("torch", "triton")]
     graphed = GraphedDecoder(decoders[1], _call_again if device == "cpu" else capture_cuda)
     pools = [decoder.new_pool(4096) for decoder in (*decoders, graphed)]

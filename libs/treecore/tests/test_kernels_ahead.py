@@ -10,11 +10,11 @@ triton = pytest.importorskip("triton", reason="an extra, for Linux x86-64")
 if triton.__version__ != "3.6.0":
     pytest.skip("another compiler, other figures", allow_module_level=True)
 
-from treecore.model.kernels.ahead import SHARED_BYTES, Resources, Variant, compile_for
 from treecore.model.kernels.attend import KernelShapes, choose_tiling
 from treecore.model.kernels.choose import choose_kernel
 from treecore.model.kernels.compaction import move_rows_kernel
 from treecore.model.kernels.tree_attention import fast_partials, invariant_partials, merge_partials
+from treecore.testing.ahead import SHARED_BYTES, Resources, Specialisation, compile_for
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NAMES = {BF16: "bf16", FP32: "fp32"}
@@ -23,11 +23,11 @@ INT64S = {"words_ptr", "moves_ptr"}
 NUMBERS = {"scale": "fp32", "cap": "fp32", "layer_stride": "i64"}
 
 
-def variant(kernel: Any, dtype: torch.dtype, meta: Mapping[str, Any]) -> Variant:
+def variant(kernel: Any, dtype: torch.dtype, meta: Mapping[str, Any]) -> Specialisation:
     """`kernel` as its launcher starts it."""
     constants = {name: value for name, value in meta.items() if not name.startswith("num_")}
     signature = {name: "constexpr" if name in constants else kind(name, dtype) for name in kernel.arg_names}
-    return Variant(kernel.__name__, kernel, signature, constants, meta["num_warps"], meta.get("num_stages", 3))
+    return Specialisation(kernel.__name__, kernel, signature, constants, meta["num_warps"], meta.get("num_stages", 3))
 
 
 def kind(name: str, dtype: torch.dtype) -> str:
@@ -47,7 +47,9 @@ def shapes(name: str, dtype: torch.dtype, head_dim: int, longest: int, *, window
     return KernelShapes(32, 8, head_dim, dtype, tiling, 16, window)
 
 
-def attention(name: str, dtype: torch.dtype, head_dim: int, longest: int = 1, *, extras: bool = False) -> Variant:
+def attention(
+    name: str, dtype: torch.dtype, head_dim: int, longest: int = 1, *, extras: bool = False
+) -> Specialisation:
     """extras: with soft cap and window."""
     kernel = invariant_partials if name == "invariant" else fast_partials
     wanted = shapes(name, dtype, head_dim, longest, window=extras)
@@ -83,7 +85,7 @@ def test_a_kernel_fits_the_machine(name: str, capability: int) -> None:
     assert needed.has_wgmma == (capability == 90 and has_wide_tiles(VARIANTS[name])), needed
 
 
-def has_wide_tiles(compiled: Variant) -> bool:
+def has_wide_tiles(compiled: Specialisation) -> bool:
     """Whether its products have 64 rows of 16-bit numbers."""
     return int(compiled.constants.get("BLOCK_M", 0)) >= 64 and compiled.signature["q_ptr"] == "*bf16"
 
@@ -91,7 +93,7 @@ def has_wide_tiles(compiled: Variant) -> bool:
 def test_the_check_sees_a_spill() -> None:
     """fp32 tiles of 64 rows need more registers than there are: that is why none ship."""
     needed: Resources = compile_for(
-        Variant(
+        Specialisation(
             "too wide",
             fast_partials,
             attention("fast", FP32, 64).signature,

@@ -18,7 +18,7 @@ from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
-from treecore.model.backend import token_chooser
+from treecore.model.backend import Hardware, token_chooser, uses_triton
 from treecore.model.choosing import ChooseTokens
 from treecore.model.decoder import Decoder
 from treecore.model.graphs import GraphedDecoder
@@ -33,8 +33,9 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
-        decoder = await asyncio.to_thread(_load, settings)
-        await _serve_steps(settings, decoder, stop, token_chooser(hardware(settings, rank=0)))
+        on = hardware(settings, rank=0)
+        decoder = await asyncio.to_thread(_load, settings, on)
+        await _serve_steps(settings, decoder, stop, token_chooser(on))
     elif settings.cuda_graphs:
         raise ConfigError("cuda_graphs: for a verifier of one rank")
     elif seat.rank == 0:
@@ -43,14 +44,12 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
         await _follow(seat, settings, stop)
 
 
-def _load(settings: VerifierSettings) -> Decoder | GraphedDecoder:
-    on = hardware(settings, rank=0)
-    decoder = load_decoder(settings.model, dtype=settings.dtype, on=on)
-    if not settings.cuda_graphs:
-        return decoder
-    if not on.device.startswith("cuda") or on.attention == "torch" or on.offload != "none":
+def _load(settings: VerifierSettings, on: Hardware) -> Decoder | GraphedDecoder:
+    can_graph = on.device.startswith("cuda") and uses_triton(on) and on.offload == "none"
+    if settings.cuda_graphs and not can_graph:
         raise ConfigError("cuda_graphs: needs device cuda, attention triton and no offload")
-    return GraphedDecoder(decoder)
+    decoder = load_decoder(settings.model, dtype=settings.dtype, on=on)
+    return GraphedDecoder(decoder) if settings.cuda_graphs else decoder
 
 
 async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:

@@ -97,7 +97,7 @@ class Assembler:
 
     def last_norm(self) -> Norm:
         """The norm before the head."""
-        return self._norm(self._checkpoint, self._spec.tensors.norm)
+        return self._norm(self._spec.tensors.norm)
 
     def layer(self, layer_idx: int, kind: int, make: MakeLinear | None = None) -> Layer:
         """A layer of the `kind`-th way to know positions. `make` makes its linears, where they are not just packed."""
@@ -204,13 +204,13 @@ class Assembler:
         return self._rms(torch.cat([weight.expand(count, -1) for weight, count in copies]))
 
     def _part_norm(self, layer_idx: int, part: str) -> Norm:
-        return self._norm(self._checkpoint, self._spec.tensors.of_layer(layer_idx, part))
+        return self._norm(self._spec.tensors.of_layer(layer_idx, part))
 
-    def _norm(self, checkpoint: Checkpoint, name: str) -> Norm:
-        weight = checkpoint.tensor(name)
+    def _norm(self, name: str) -> Norm:
+        weight = self._checkpoint.tensor(name)
         if self._spec.norm.kind == "rms":
             return self._rms(weight)
-        bias = checkpoint.tensor(bias_name(name))
+        bias = self._checkpoint.tensor(bias_name(name))
         return LayerNorm(self._to_device(weight).float(), self._to_device(bias).float(), self._spec.norm.eps)
 
     def _rms(self, weight: Tensor) -> RmsNorm:

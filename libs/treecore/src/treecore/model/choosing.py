@@ -32,7 +32,7 @@ ChooseTokens = Callable[[Tensor, Sequence[SamplingParams], Sequence[IntArray]], 
 
 def read_logits(batch: ForwardBatch, logits: Tensor) -> list[Rows]:
     """Each segment's logits on the host, fp32 [n, V]."""
-    return [part.numpy() for part in batch.split_logits(logits.cpu())]  # the step's one synchronisation
+    return [part.numpy() for part in batch.split_logits(logits.cpu())]  # waits for the forward
 
 
 def read_answers(

@@ -79,11 +79,7 @@ def read_spec(path: Path) -> ModelSpec:
 def parse_spec(config: Config, name: str) -> ModelSpec:
     """The spec that a config.json object states. Raises ConfigError naming an absent, malformed or unsupported one."""
     family = _family(config)
-    unknown = dict.fromkeys((key for key in NOT_EVERYONES if key not in family.defaults), (None,))
-    everyones = {"quantization_config": (None,), "partial_rotary_factor": (1,), "tie_word_embeddings": (False, True)}
-    refuse_others(config, {**everyones, **unknown, **family.supported})
-    stated = {key: value for key, value in config.items() if value is not None or key in NULL_MEANS_NONE}
-    config = {**family.defaults, **stated}
+    config = _completed(config, family)
     num_heads, hidden_size = (positive_int(config, key) for key in ("num_attention_heads", "hidden_size"))
     num_layers = positive_int(config, "num_hidden_layers", most=MAX_LAYERS)
     head_dim = positive_int(config, "head_dim", hidden_size // num_heads)
@@ -119,6 +115,15 @@ def _family(config: Config) -> Family:
     if family is None:
         raise ConfigError(f"config.json: model_type={kind!r} is not supported (only {', '.join(FAMILIES)})")
     return family
+
+
+def _completed(config: Config, family: Family) -> Config:
+    """`config` with what absent fields mean. Raises ConfigError for a field or value that the family does not have."""
+    unknown = dict.fromkeys((key for key in NOT_EVERYONES if key not in family.defaults), (None,))
+    everyones = {"quantization_config": (None,), "partial_rotary_factor": (1,), "tie_word_embeddings": (False, True)}
+    refuse_others(config, {**everyones, **unknown, **family.supported})
+    stated = {key: value for key, value in config.items() if value is not None or key in NULL_MEANS_NONE}
+    return {**family.defaults, **stated}
 
 
 def _activation(family: Family, config: Config) -> Activation:

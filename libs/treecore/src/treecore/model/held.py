@@ -66,7 +66,8 @@ class HeldRequests:
 
     reuses_prefixes: whether requests share the K and V of equal beginnings. choose_tokens: how the device chooses the
     tokens of plain requests; None leaves them all to whoever asks for logits. Raises ConfigError for no block.
-    `forward_ms` and `sample_ms`: time inside model forwards, and within `sampling()`, since the step began.
+    `forward_ms` and `sample_ms`: time in model forwards, the choice of tokens on the device included, and within
+    `sampling()`, since the step began.
     """
 
     def __init__(
@@ -177,6 +178,10 @@ class HeldRequests:
         output = committed[self._params[request_id].prompt_len :]
         return Paths(committed, below, grammar.masks(output, below))
 
+    def num_found(self, request_id: RequestId) -> int:
+        """How many of the tokens that the item brought were cached already, by another request or an older one."""
+        return self._cache.num_found(request_id)
+
     def extend(self, request_id: RequestId, tokens: Sequence[int], parents: Sequence[int]) -> bool:
         """Put tree nodes behind the tokens (0 is the root); False, with nothing changed, if no block is left."""
         try:
@@ -231,10 +236,6 @@ class HeldRequests:
 
     def _is_twin(self, request_id: RequestId, other_id: RequestId) -> bool:
         return self._cache.num_twin_rows(request_id, other_id) >= _MIN_TWIN_ROWS
-
-    def num_found(self, request_id: RequestId) -> int:
-        """How many of the tokens that the item brought were cached already, by another request or an older one."""
-        return self._cache.num_found(request_id)
 
     def _next_segment(self, request_id: RequestId, *, with_logits: bool) -> Segment:
         segment = self._cache.next_segment(request_id, MAX_SEGMENT_ROWS)

@@ -83,7 +83,7 @@ class SoftCap:
     cap: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A fresh tensor like x."""
+        """A fresh fp32 tensor of the same shape."""
         return torch.tanh(x.float() / self.cap).mul_(self.cap)
 
 

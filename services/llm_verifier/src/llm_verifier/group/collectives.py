@@ -9,23 +9,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from llm_verifier.group.forming import is_loopback
-from llm_verifier.group.seat import Seat
+from llm_verifier.group.seat import Seat, is_loopback
 from treecore.model.parallel import Alone, TensorLinks
 
 
 class CollectiveFailed(Exception):
-    """Another rank did not do its part. is_overdue: it may yet be alive; else its connection has broken."""
+    """Another rank did not do its part. overdue: it may yet be alive; broken: its connection is not."""
 
-    def __init__(self, reason: str, *, is_overdue: bool) -> None:
+    def __init__(self, reason: str, kind: Literal["overdue", "broken"]) -> None:
         super().__init__(reason)
-        self.is_overdue = is_overdue
+        self.kind = kind
 
 
 class Activity:
@@ -58,7 +58,7 @@ class Activity:
             yield
         except RuntimeError as error:  # torch.distributed raises nothing more exact
             is_overdue = time.monotonic() - started >= 0.95 * self.timeout_s
-            raise CollectiveFailed(str(error).partition("\n")[0], is_overdue=is_overdue) from error
+            raise CollectiveFailed(str(error).partition("\n")[0], "overdue" if is_overdue else "broken") from error
         finally:
             self.waited_s += time.monotonic() - started
             self.is_computing = was_computing

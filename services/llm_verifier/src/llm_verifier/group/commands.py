@@ -68,16 +68,16 @@ def _unpack_segment(packed: Sequence[Any]) -> Segment:
     return Segment(*[_unpack_field(part) for part in packed])
 
 
-def _pack_field(value: NDArray[Any] | int | None) -> Any:
-    """All that a segment is made of: int64 vectors, bool masks, numbers, None."""
-    if not isinstance(value, np.ndarray):
-        return value
+def _pack_field(value: NDArray[Any] | None) -> Any:
+    """All that a segment is made of: int64 vectors, a bool mask or None."""
+    if value is None:
+        return None
     return _pack_mask(value) if value.dtype == np.bool_ else _pack_ints(value)
 
 
 def _unpack_field(packed: Any) -> Any:
-    if not isinstance(packed, list):
-        return packed
+    if packed is None:
+        return None
     return _unpack_mask(packed) if packed[0] == "mask" else _unpack_ints(packed)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from llm_verifier.group.fingerprint import difference
-from llm_verifier.group.seat import Seat
+from llm_verifier.group.seat import Seat, is_loopback
 from llm_verifier.group.wire import Frame, Wire
 from treecore.errors import ConfigError, GroupFailed, WireError
 from treecore.service.telemetry import log_event
@@ -165,11 +165,6 @@ def _listen(at: tuple[str, int]) -> socket.socket:
 
 def _refuse(at: tuple[str, int], error: OSError) -> NoReturn:
     raise ConfigError(f"--rendezvous {_spelled(at)}: cannot listen there: {error.strerror}") from error
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the group is on this machine alone."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _is_readable(wire: Wire) -> bool:

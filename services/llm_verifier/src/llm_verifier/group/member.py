@@ -148,7 +148,7 @@ def _connected(
         device = torch.device(hardware(settings, seat.rank).device)
         return connect(seat, store, device, activity)
     except CollectiveFailed as error:
-        watch.fail("overdue" if error.is_overdue else "broken", str(error))
+        watch.fail(error.kind, str(error))
 
 
 def _load(seat: Seat, settings: VerifierSettings, collectives: Collectives) -> Decoder:

@@ -36,7 +36,7 @@ class GroupPool:
 
 
 class GroupDecoder:
-    """What HeldRequests computes with at rank 0: every call is one small broadcast, then rank 0's own part."""
+    """What HeldRequests computes with at rank 0: every call is one command to all others, then rank 0's own part."""
 
     def __init__(self, decoder: Decoder, collectives: Collectives, watch: LeaderWatch) -> None:
         self._decoder = decoder
@@ -66,7 +66,7 @@ class GroupDecoder:
             with self._activity.computing():
                 logits = self._pipeline.run(batch, pool.own)
         except CollectiveFailed as error:
-            self._watch.fail("overdue" if error.is_overdue else "broken", str(error))
+            self._watch.fail(error.kind, str(error))
         assert logits is not None, "rank 0 gets them"
         return logits
 
@@ -79,7 +79,7 @@ def follow(decoder: Decoder, collectives: Collectives, watch: FollowerWatch) -> 
             with collectives.activity.computing():
                 follower.do(unpack(packed))
         except CollectiveFailed as error:
-            watch.fail("overdue" if error.is_overdue else "broken", str(error))
+            watch.fail(error.kind, str(error))
         except Exception as error:  # a rank that failed takes its group down, and says why
             watch.fail("failed", f"failed: {type(error).__name__}: {error}")
 

@@ -34,6 +34,11 @@ def place_of(rank: int, tp_size: int, pp_size: int) -> Place:
     return Place(rank % tp_size, tp_size, rank // tp_size, pp_size)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether the group is on this machine alone."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def find_seat(settings: GroupSettings, environ: Mapping[str, str], hostname: str) -> Seat:
     """The seat that the settings and the environment give; raises ConfigError naming what is absent or contradicts.
 

@@ -26,6 +26,10 @@ _VERDICT_S = 3.0  # a rank that reported a failure and hears nothing of rank 0 e
 _GOODBYE_S = 5.0
 
 
+def _failure(ending: Ending | None) -> GroupFailed:
+    return GroupFailed(f"rank {ending.rank} {ending.reason}" if ending else "the group has ended")
+
+
 class LeaderWatch:
     """Rank 0's watch over all others."""
 
@@ -74,7 +78,7 @@ class LeaderWatch:
         """Have the group end: something has failed here, or was noticed to have failed elsewhere."""
         self._evidence.append(Evidence(0, kind, text))
         self._over.wait()
-        raise GroupFailed(f"rank {self._ending.rank} {self._ending.reason}" if self._ending else "the group has ended")
+        raise _failure(self._ending)
 
     def stop(self) -> None:
         """End the group in peace: all others finish what they were told, and go."""
@@ -183,7 +187,7 @@ class FollowerWatch:
         self._tell("failed", kind, text)
         if not self._over.wait(_VERDICT_S):
             self._end(Ending(self._rank, text))
-        raise GroupFailed(f"rank {self._ending.rank} {self._ending.reason}" if self._ending else "the group has ended")
+        raise _failure(self._ending)
 
     def close(self) -> None:
         """Leave; the group is over."""

@@ -12,8 +12,8 @@ class StepRecord:
 
     num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
     at depth i + 1; num_committed tokens are new. num_asked tokens of prompts were sent, num_found of them were cached.
-    draft, verify: from sending to having the answer; *_forward: inside
-    the models' forwards; sample: choosing tokens from logits, in both models.
+    draft, verify: from sending to having the answer; *_forward: inside the models' forwards; sample: choosing tokens
+    from logits, in both models.
     """
 
     num_requests: int

@@ -18,7 +18,7 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Specialisation:
     """One specialisation of a kernel. signature: triton type of each argument, "constexpr" where `constants` has it."""
 
     name: str
@@ -41,7 +41,7 @@ class Resources:
     barriers: int
 
 
-def compile_for(variant: Variant, capability: int) -> Resources:
+def compile_for(variant: Specialisation, capability: int) -> Resources:
     """Machine code of `variant` for sm_`capability`, by the ptxas that triton brings."""
     aligned = {
         (idx,): [["tt.divisibility", 16]] for idx, kind in enumerate(variant.signature.values()) if kind.startswith("*")
