@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from treecore.model import linear, load
-from treecore.model.batch import ForwardBatch, Segment
+from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
 from treecore.model.linear import DType, Precision
 from treecore.model.load import load_decoder
 from treecore.model.norm import RmsNorm
-from treecore.model.sequence import SequenceCache
 from treecore.testing.checkpoints import write_tiny_draft, write_tiny_llama
+from treecore.testing.runner import Runner
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gqa_tied": {},
@@ -38,27 +38,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Runner:
-    """A decoder with a NaN-filled cache: whatever reads a slot that was not written shows."""
-
-    def __init__(self, decoder: Decoder, num_slots: int = 1024) -> None:
-        self.decoder = decoder
-        self.pool = decoder.new_pool(num_slots)
-        self.pool.kv.fill_(float("nan"))
-        self.cache = SequenceCache(self.pool, block_len=4)
-
-    def forward(self, *segments: Segment) -> list[torch.Tensor]:
-        batch = ForwardBatch.from_segments(segments)
-        return batch.split_logits(self.decoder.forward(batch, self.pool))
-
-    def pending(self, request_id: str, max_rows: int | None = None) -> torch.Tensor:
-        """Computes all pending rows; the logits of the root and of all nodes."""
-        logits = []
-        while self.cache.num_pending(request_id):
-            segment = self.cache.next_segment(request_id, max_rows)
-            logits += self.forward(segment)
-            self.cache.mark_written(request_id, segment.num_rows)
-        return torch.cat(logits)
+def runner_of(decoder: Decoder) -> Runner:
+    """Over a cache full of NaN: whatever reads a slot that was not written shows."""
+    pool = decoder.new_pool(1024)
+    pool.kv.fill_(float("nan"))
+    return Runner(lambda batch: decoder.forward(batch, pool), pool)
 
 
 def reference(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
@@ -107,7 +91,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 def test_prefill_equals_transformers_at_every_position(pair: tuple[Decoder, LlamaForCausalLM]) -> None:
     """One segment with every row's logits."""
     decoder, model = pair
-    runner, tokens = Runner(decoder), random_tokens(0, 100)
+    runner, tokens = runner_of(decoder), random_tokens(0, 100)
     runner.cache.advance("a", 0, tokens)
     segment = replace(runner.cache.next_segment("a"), logit_rows=np.arange(len(tokens)))
     assert_close(runner.forward(segment)[0], reference(model, tokens))
@@ -116,7 +100,7 @@ def test_prefill_equals_transformers_at_every_position(pair: tuple[Decoder, Llam
 def test_chunks_and_single_steps_equal_one_prefill(pair: tuple[Decoder, LlamaForCausalLM]) -> None:
     """Prefill in chunks of 7, then five tokens one by one, with a block boundary in between."""
     decoder, model = pair
-    runner, tokens = Runner(decoder), random_tokens(1, 40)
+    runner, tokens = runner_of(decoder), random_tokens(1, 40)
     runner.cache.advance("a", 0, tokens[:35])
     logits = [runner.pending("a", max_rows=7)]
     for length in range(35, 40):
@@ -156,7 +140,7 @@ def test_every_tree_node_equals_a_plain_forward_over_its_path(
     """With the prompt cached or in the same pass, and with passes cut anywhere (as in level-by-level growth)."""
     decoder, model = plain
     tokens, parents = tree
-    runner, prompt = Runner(decoder), random_tokens(prompt_len, prompt_len)
+    runner, prompt = runner_of(decoder), random_tokens(prompt_len, prompt_len)
     runner.cache.advance("a", 0, prompt)
     if cached:
         runner.pending("a")
@@ -175,7 +159,7 @@ def test_after_an_accepted_path_generation_goes_on_as_if_there_had_been_no_tree(
     """The accepted rows are kept (only root and bonus are computed), the others leave no trace."""
     decoder, model = plain
     tokens, parents = tree
-    runner, prompt = Runner(decoder), random_tokens(seed, 9)
+    runner, prompt = runner_of(decoder), random_tokens(seed, 9)
     runner.cache.advance("a", 0, prompt)
     runner.cache.extend("a", tokens, parents)
     runner.pending("a")
@@ -189,7 +173,7 @@ def test_after_an_accepted_path_generation_goes_on_as_if_there_had_been_no_tree(
 def test_requests_in_one_batch_do_not_see_each_other(plain: tuple[Decoder, LlamaForCausalLM]) -> None:
     """Prompts long and short, each with a tree, in one forward: solo logits come out, in order."""
     decoder, model = plain
-    runner = Runner(decoder)
+    runner = runner_of(decoder)
     prompts = {f"r{length}": random_tokens(length, length) for length in [1, 2, 3, 5, 8, 9, 17, 31, 32, 33, 34, 64, 70]}
     for request_id, prompt in prompts.items():
         runner.cache.advance(request_id, 0, prompt)
@@ -203,22 +187,22 @@ def test_requests_in_one_batch_do_not_see_each_other(plain: tuple[Decoder, Llama
 def test_equal_steps_of_a_batch_need_no_padding_and_are_right(plain: tuple[Decoder, LlamaForCausalLM]) -> None:
     """Incremental decoding of four requests with contexts of 16..19: one attention call, differently long."""
     decoder, model = plain
-    runner = Runner(decoder)
+    runner = runner_of(decoder)
     prompts = {f"r{length}": random_tokens(length, length) for length in range(16, 20)}
     for request_id, prompt in prompts.items():
         runner.cache.advance(request_id, 0, prompt)
         runner.pending(request_id)
         runner.cache.advance(request_id, 0, prompt)
-    batch = ForwardBatch.from_segments([runner.cache.next_segment(request_id) for request_id in prompts])
+    segments = [runner.cache.next_segment(request_id) for request_id in prompts]
+    batch = ForwardBatch.from_segments(segments)
     assert len(batch.groups) == 1
     assert batch.groups[0].padded_rows is None
-    logits = decoder.forward(batch, runner.pool)
-    assert_close(logits, last_logits(model, list(prompts.values())))
+    assert_close(torch.cat(runner.forward(*segments)), last_logits(model, list(prompts.values())))
 
 
 def test_a_forward_may_want_no_logits(plain: tuple[Decoder, LlamaForCausalLM]) -> None:
     """A prefill chunk before the last: no rows, full width."""
-    runner = Runner(plain[0])
+    runner = runner_of(plain[0])
     runner.cache.advance("a", 0, random_tokens(0, 20))
     (logits,) = runner.forward(runner.cache.next_segment("a", 8))
     assert logits.shape == (0, 61)
@@ -231,7 +215,7 @@ def test_dtype_rounds_the_weights(tmp_path: Path, dtype: DType) -> None:
     decoder, model = load_decoder(path, dtype=dtype), load_reference(path)
     for weight in model.parameters():
         weight.data = weight.data.to(getattr(torch, dtype)).float()
-    runner, tokens = Runner(decoder), random_tokens(3, 30)
+    runner, tokens = runner_of(decoder), random_tokens(3, 30)
     runner.cache.advance("a", 0, tokens)
     tolerance = 1e-4 if decoder.activation_dtype is torch.float32 else 0.3
     assert_close(runner.pending("a"), reference(model, tokens)[-1:], tolerance)
@@ -243,8 +227,9 @@ def test_bfloat16_activations_and_cache(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(load, "choose_precision", lambda *_args, **_options: bfloat16)
     monkeypatch.setattr(linear, "pack_onednn", linear.PlainLinear)
     path = write_tiny_llama(tmp_path)
-    runner, tokens = Runner(load_decoder(path, dtype="bfloat16")), random_tokens(3, 30)
-    assert runner.pool.kv.dtype is torch.bfloat16
+    decoder, tokens = load_decoder(path, dtype="bfloat16"), random_tokens(3, 30)
+    assert decoder.new_pool(1).kv.dtype is torch.bfloat16
+    runner = runner_of(decoder)
     runner.cache.advance("a", 0, tokens)
     runner.cache.extend("a", [7, 8, 9], [0, 0, 2])
     texts = [tokens + path for path in ([], [7], [8], [8, 9])]
@@ -277,6 +262,6 @@ def test_a_draft_takes_embedding_and_head_rows_from_its_teacher(tmp_path: Path) 
     assert decoder.output_token_ids is not None
     assert decoder.output_token_ids.dtype == np.int32
     assert decoder.output_token_ids.tolist() == ids
-    runner, tokens = Runner(decoder), random_tokens(4, 12)
+    runner, tokens = runner_of(decoder), random_tokens(4, 12)
     runner.cache.advance("a", 0, tokens)
     assert_close(runner.pending("a"), reference(model, tokens)[-1:, ids])

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from treecore.model.batch import ForwardBatch, Segment
-from treecore.model.sequence import SequenceCache
 from treecore.testing.families import CASES, load_reference, write_family
 from treecore.testing.ranks import ThreadGroup
+from treecore.testing.runner import Runner
 from treecore.testing.trees import random_parents
 
 GROUPS = ((1, 1), (2, 1), (1, 2), (2, 2))
@@ -38,30 +37,13 @@ class Pair:
         return torch.stack([row[len(text) - 1] for row, text in zip(logits, texts, strict=True)])
 
 
-class Run:
-    """Requests of one group over a cache that is NaN where nothing was written."""
-
-    def __init__(self, group: ThreadGroup) -> None:
-        self._group = group
-        self._pools = group.new_pool(256)
-        for stage in self._pools.stages:
-            for pool in stage:
-                pool.kv.fill_(float("nan"))
-        self.cache = SequenceCache(self._pools, block_len=4)
-
-    def forward(self, *segments: Segment) -> list[torch.Tensor]:
-        """The logits of each segment."""
-        batch = ForwardBatch.from_segments(segments)
-        return batch.split_logits(self._group.forward(batch, self._pools))
-
-    def pending(self, request_id: str, max_rows: int | None = None) -> torch.Tensor:
-        """Computes all pending rows; the logits of the root and of all nodes."""
-        logits = []
-        while self.cache.num_pending(request_id):
-            segment = self.cache.next_segment(request_id, max_rows)
-            logits += self.forward(segment)
-            self.cache.mark_written(request_id, segment.num_rows)
-        return torch.cat(logits)
+def runner_of(group: ThreadGroup) -> Runner:
+    """Over caches full of NaN: whatever reads a slot that was not written shows."""
+    pools = group.new_pool(256)
+    for stage in pools.stages:
+        for pool in stage:
+            pool.kv.fill_(float("nan"))
+    return Runner(lambda batch: group.forward(batch, pools), pools)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -94,7 +76,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_prefill_equals_transformers_at_every_position(pair: Pair) -> None:
     """One segment with every row's logits, far beyond the window."""
-    run, tokens = Run(pair.group), random_tokens(0, 100)
+    run, tokens = runner_of(pair.group), random_tokens(0, 100)
     run.cache.advance("a", 0, tokens)
     segment = replace(run.cache.next_segment("a"), logit_rows=np.arange(len(tokens)))
     with torch.inference_mode():
@@ -105,7 +87,7 @@ def test_prefill_equals_transformers_at_every_position(pair: Pair) -> None:
 
 def test_chunks_and_single_steps_equal_one_prefill(pair: Pair) -> None:
     """Prefill in chunks of 7, then five tokens one by one."""
-    run, tokens = Run(pair.group), random_tokens(1, 30)
+    run, tokens = runner_of(pair.group), random_tokens(1, 30)
     run.cache.advance("a", 0, tokens[:25])
     logits = [run.pending("a", max_rows=7)]
     for length in range(25, 30):
@@ -123,7 +105,7 @@ def test_every_node_of_a_tree_equals_a_plain_forward_over_its_path(
     rng = np.random.default_rng(seed)
     prompt, tokens = random_tokens(seed, 20), random_tokens(seed + 1, num_nodes - 1)
     parents = random_parents(rng, num_nodes)
-    run = Run(pair.group)
+    run = runner_of(pair.group)
     run.cache.advance("a", 0, prompt)
     if seed % 2:
         run.pending("a")
@@ -137,7 +119,7 @@ def test_every_node_of_a_tree_equals_a_plain_forward_over_its_path(
 
 def test_requests_in_one_batch_do_not_see_each_other(pair: Pair) -> None:
     """Contexts of 1 to 40, within a window and beyond it, each with a tree, in one forward."""
-    run = Run(pair.group)
+    run = runner_of(pair.group)
     prompts = {f"r{length}": random_tokens(length, length) for length in (1, 3, 5, 9, 33, 40)}
     for request_id, prompt in prompts.items():
         run.cache.advance(request_id, 0, prompt)
@@ -149,7 +131,7 @@ def test_requests_in_one_batch_do_not_see_each_other(pair: Pair) -> None:
 
 def test_an_accepted_path_is_kept_and_the_rest_leaves_no_trace(pair: Pair) -> None:
     """Rows move in all pools alike."""
-    run, prompt = Run(pair.group), random_tokens(3, 18)
+    run, prompt = runner_of(pair.group), random_tokens(3, 18)
     run.cache.advance("a", 0, prompt)
     run.cache.extend("a", [7, 8, 9, 10], [0, 0, 2, 3])
     run.pending("a")

@@ -5,7 +5,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import pytest
@@ -196,13 +198,20 @@ def test_a_rank_that_cannot_load_refuses_for_all(model: Path) -> None:
         raise AssertionError(group)
 
 
-def test_rank_0_killed(model: Path) -> None:
-    """The others go within 5 s and say who is gone. Rank 0 is a process here, which waits for its broker."""
+@contextmanager
+def two_stages(model: Path) -> Iterator[tuple[Popen[str], Popen[str]]]:
+    """Two ranks as processes, ready, with a broker that never comes."""
     flags = ["--pipeline-parallel-size", "2", "--nats-url", "nats://127.0.0.1:1"]
     with reserved_port() as port:
         leader, follower = (start_rank(rank, port, model, *flags) for rank in (0, 1))
         assert leader.stderr is not None
         assert any("verifier group ready" in line for line in leader.stderr)
+        yield leader, follower
+
+
+def test_rank_0_killed(model: Path) -> None:
+    """The others go within 5 s and say who is gone. Rank 0 is a process here, which waits for its broker."""
+    with two_stages(model) as (leader, follower):
         leader.kill()
         killed_at = time.monotonic()
         assert_named(ended(follower), 0, GONE)
@@ -212,11 +221,7 @@ def test_rank_0_killed(model: Path) -> None:
 
 def test_a_stop_of_any_rank_ends_the_group_in_peace(model: Path) -> None:
     """SIGTERM to a follower: rank 0 ends the group, and both exit with status 0."""
-    flags = ["--pipeline-parallel-size", "2", "--nats-url", "nats://127.0.0.1:1"]
-    with reserved_port() as port:
-        leader, follower = (start_rank(rank, port, model, *flags) for rank in (0, 1))
-        assert leader.stderr is not None
-        assert any("verifier group ready" in line for line in leader.stderr)
+    with two_stages(model) as (leader, follower):
         follower.terminate()
         assert [ended(process)[0] for process in (leader, follower)] == [0, 0]
 

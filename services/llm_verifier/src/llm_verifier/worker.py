@@ -78,6 +78,8 @@ async def _serve_steps(
     settings: VerifierSettings, decoder: Forwards[P], stop: asyncio.Event, choose_tokens: ChooseTokens | None = None
 ) -> None:
     spec = decoder.spec
+    if spec.draft is not None and spec.draft.trimmed_head:
+        raise ConfigError(f"{settings.model}: an SSM, whose head has only some of the tokens; it cannot verify")
     grammars = await asyncio.to_thread(grammar_starter, settings.model, spec.vocab_size, spec.eos_token_ids)
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
     held = HeldRequests(
