@@ -1,6 +1,7 @@
 """Static expansions <k1..km>: how many children each level of a draft gets (SpecInfer, section 3)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NewType
 
 from treecore.errors import InvalidRequest
@@ -10,6 +11,25 @@ Expansion = NewType("Expansion", tuple[int, ...])
 NO_DRAFT = Expansion(())
 MAX_WORKER_NODES = 4096
 """Of a tree that a worker takes on at all; managers ask for far less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a tree grows best first: on from what the SSM still holds of it, else from the root.
+
+    Each of up to `num_forwards` forwards gives the `width` most likely nodes that were not expanded yet (the root is
+    the first) up to `num_children` children each. Of all nodes below the root the `max_nodes` most likely are told.
+    Likely: by the product of the scores on a node's path. Raises ValueError for what is no growth.
+    """
+
+    num_forwards: int
+    width: int
+    num_children: int
+    max_nodes: int
+
+    def __post_init__(self) -> None:
+        if self.num_forwards < 0 or min(self.width, self.num_children, self.max_nodes) < 1:
+            raise ValueError(f"impossible growth: {self}")
 
 
 def expansion(widths: Sequence[int], max_nodes: int) -> Expansion:

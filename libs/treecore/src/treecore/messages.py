@@ -11,7 +11,7 @@ from typing import Literal, NewType
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.expand import Expansion
+from treecore.expand import Expansion, Growth
 from treecore.params import SamplingParams
 from treecore.sparse import DraftLaws, Floats, Masses, Supports
 from treecore.tree import TokenTree
@@ -36,7 +36,8 @@ class Logprobs:
 class DraftItem:
     """One request of a DraftRequest: committed tokens [start, start + len(tokens)), the last of which is the root.
 
-    An empty expansion only fills the SSM's cache (prefill). `params` travels with start 0, else None.
+    An empty expansion without growth only fills the SSM's cache (prefill). `params` travels with start 0, else None.
+    growth: the tree grows best first instead of by the expansion, which is empty then.
     """
 
     request_id: RequestId
@@ -45,6 +46,7 @@ class DraftItem:
     tokens: Tokens
     params: SamplingParams | None
     expansion: Expansion
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ class DraftRequest:
 class DraftedItem:
     """The SSM's tree below the root: tokens int32 [N-1], parents int32 [N-1] (0 is the root, 1 the first entry).
 
-    Under the multi_step rules siblings stand in the order in which they were drawn, and `laws` says from what.
+    Under the multi_step rules siblings stand in the order in which they were drawn, and `laws` says from what; under
+    the others the SSM's best stands first. scores: of a tree that grew best first, fp32 [N-1]: log of the share of each
+    node among all that could stand behind its parent, noise included; an estimate that the manager calibrates.
     """
 
     request_id: RequestId
@@ -73,6 +77,7 @@ class DraftedItem:
     tokens: Tokens
     parents: Tokens
     laws: DraftLaws | None = None
+    scores: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +190,20 @@ class BlockUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """A forward over so many rows took so long, the choice of tokens not included."""
+
+    num_rows: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """Worker -> everyone, periodically and when asked: I am here and can step. `leaving` is the last one.
 
     name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. batch_invariant: its logits have
-    the same bits with any tree and batch. Raises ValueError for no model's.
+    the same bits with any tree and batch. costs: of forwards, measured at start, fewest rows first; empty: unknown.
+    Raises ValueError for no model's.
     """
 
     worker_id: WorkerId
@@ -201,12 +215,14 @@ class Announcement:
     blocks: BlockUsage
     leaving: bool
     batch_invariant: bool = False
+    costs: tuple[ForwardCost, ...] = ()
 
     def __post_init__(self) -> None:
         is_possible = (
             min(self.vocab_size, self.context_len, self.blocks.block_len) >= 1
             and min(self.blocks.free, self.blocks.used, self.blocks.cached, self.blocks.total) >= 0
             and all(0 <= token < self.vocab_size for token in self.eos_token_ids)
+            and all(cost.num_rows >= 1 and cost.ms > 0 for cost in self.costs)
         )
         if not is_possible:
             raise ValueError(f"impossible announcement: {self}")

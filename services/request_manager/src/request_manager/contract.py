@@ -31,7 +31,9 @@ class Generation:
     """One sequence to be generated: a valid prompt, and all that its tokens depend on.
 
     prompt: int32 [>= 1], as long as params.prompt_len says. prompt_len + max_tokens <= the model's context. What ends
-    the output is in params.end_token_ids. tree None: the deployment's expansion.
+    the output is in params.end_token_ids. tree: an expansion, "dynamic" (shaped by what it costs and brings), or None,
+    the deployment's. draft_ahead: whether SSMs draft while the LLM verifies; None: the deployment's choice. ssms: names
+    of those that may draft, None for all.
     """
 
     request_id: RequestId
@@ -39,7 +41,9 @@ class Generation:
     params: SamplingParams
     max_tokens: int
     speculation: bool = True
-    tree: Expansion | None = None
+    tree: Expansion | Literal["dynamic"] | None = None
+    draft_ahead: bool | None = None
+    ssms: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class Coordinator:
 
     def _standing(self, request: Request, worker: Worker) -> Standing:
         generation = request.generation
-        expansion = self._policy.expansion if generation.tree is None else generation.tree
+        expansion = generation.tree if isinstance(generation.tree, tuple) else self._policy.expansion
         return Standing(
             request.request_id,
             request.committed_len,
