@@ -219,6 +219,30 @@ async def test_sampling_fields_reach_the_manager() -> None:
     assert (generation.max_tokens, generation.speculation, generation.tree) == (16, True, None)
 
 
+@pytest.mark.parametrize(
+    ("espalier", "is_drafted", "ssms"),
+    [
+        ({}, True, None),
+        ({"ssms": ["b", "a", "b"]}, True, {"a", "b"}),
+        ({"ssms": []}, False, set()),
+        ({"ssms": ["a"], "speculation": False}, False, {"a"}),
+    ],
+)
+async def test_a_request_names_who_drafts(espalier: Json, is_drafted: bool, ssms: set[str] | None) -> None:
+    """Nobody in particular is everybody; an empty list is nobody."""
+    (generation,) = await asked(COMPLETIONS, completion(espalier=espalier))
+    assert (generation.speculation, generation.ssms) == (is_drafted, ssms)
+    assert generation.may_draft("a") == (ssms is None or "a" in ssms)
+
+
+async def test_a_tree_may_be_dynamic_and_drafted_ahead() -> None:
+    """What is not said is the deployment's choice."""
+    (generation,) = await asked(COMPLETIONS, completion(espalier={"tree": "dynamic", "draft_ahead": False}))
+    assert (generation.tree, generation.draft_ahead) == ("dynamic", False)
+    (generation,) = await asked(COMPLETIONS, completion())
+    assert (generation.tree, generation.draft_ahead) == (None, None)
+
+
 @pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (0, 0), (2**64 - 1, 2**64 - 1)])
 async def test_seeds_are_64_bits(seed: int, used: int) -> None:
     """A negative seed stands for itself modulo 2^64; the response tells the one that was used."""

@@ -155,6 +155,27 @@ async def test_several_ssms_draft_for_every_request() -> None:
         assert max(record.num_drafted for record in stage.recorder.steps) == 2 * 7
 
 
+async def test_a_request_is_drafted_for_by_the_ssms_that_it_names() -> None:
+    """Others never hear of it; a name that is not here costs its part of the tree only."""
+    ssms = {name: ssm(f"w-{name}", name) for name in ("a", "b")}
+    named = (frozenset({"a"}), frozenset({"b", "gone"}), frozenset({"gone"}))
+    heard: dict[str, set[str]] = {name: set() for name in ssms}
+    asks = [replace(generation(idx), ssms=names) for idx, names in enumerate(named)]
+
+    async with running_stage(verifier(), *ssms.values()) as stage:
+
+        def listen(_call: Call) -> Fate:
+            for name, worker in ssms.items():
+                heard[name] |= worker.held_ids
+            return Fate.DELIVER
+
+        stage.bus.rule = listen
+        outcomes = await asyncio.gather(*[stage.outcome(ask) for ask in asks])
+    assert heard == {"a": {"r0"}, "b": {"r1"}}
+    assert len({len(outcome.tokens) for outcome in outcomes}) == 1
+    assert outcomes[0].steps < len(outcomes[0].tokens) == outcomes[2].steps
+
+
 async def test_an_ssm_of_another_vocabulary_is_not_asked() -> None:
     """Its tokens would mean other words."""
     other = FakeSsm(ScriptedModel(21), WorkerId("s"), "other")

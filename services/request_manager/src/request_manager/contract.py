@@ -45,6 +45,10 @@ class Generation:
     draft_ahead: bool | None = None
     ssms: frozenset[str] | None = None
 
+    def may_draft(self, ssm_name: str) -> bool:
+        """Whether the SSM of this name may draft for it."""
+        return self.ssms is None or ssm_name in self.ssms
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

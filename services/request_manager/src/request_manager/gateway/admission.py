@@ -5,6 +5,7 @@ Must not know HTTP, text or response shapes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def _generations(
     request_id: str,
 ) -> tuple[Generation, ...]:
     """params: the request's own; each choice derives its seed from the one in there."""
-    tree = _tree(fields, card)
+    own, tree = fields.espalier, _tree(fields, card)
     choices = [prompt.tokens for prompt in prompts for _ in range(fields.n)]
     return tuple(
         Generation(
@@ -133,16 +134,18 @@ def _generations(
             prompt=np.array(prompt, np.int32),
             params=replace(params, seed=choice_seed(params.seed, idx), prompt_len=len(prompt)),
             max_tokens=_max_tokens(fields, len(prompt), card),
-            speculation=fields.espalier.speculation is not False,
+            speculation=own.speculation is not False and own.ssms != [],
             tree=tree,
+            draft_ahead=own.draft_ahead,
+            ssms=None if own.ssms is None else frozenset(own.ssms),
         )
         for idx, prompt in enumerate(choices)
     )
 
 
-def _tree(fields: GenerationRequest, card: ModelCard) -> Expansion | None:
-    widths = fields.espalier.tree
-    return None if widths is None else expansion(widths, card.max_tree_nodes)
+def _tree(fields: GenerationRequest, card: ModelCard) -> Expansion | Literal["dynamic"] | None:
+    tree = fields.espalier.tree
+    return expansion(tree, card.max_tree_nodes) if isinstance(tree, list) else tree
 
 
 def _params(fields: GenerationRequest, seed: Seed, card: ModelCard, arrival: Arrival) -> SamplingParams:

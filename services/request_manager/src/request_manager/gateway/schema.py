@@ -19,9 +19,12 @@ from treecore.errors import InvalidRequest
 from treecore.params import MAX_LOGPROBS, Rule
 
 _MAX_TREE_DEPTH = 64
+_MAX_SSMS = 64
 _MAX_ECHO = 100  # characters of a wrong name that an error repeats
 
 R = TypeVar("R", bound="GenerationRequest")
+Widths = Annotated[list[Annotated[int, Field(ge=1, le=MAX_INT)]], Field(max_length=_MAX_TREE_DEPTH)]
+SsmName = Annotated[str, Field(min_length=1, max_length=_MAX_ECHO)]
 
 
 class StreamOptions(Strict):
@@ -31,13 +34,18 @@ class StreamOptions(Strict):
 
 
 class Extension(Strict):
-    """Espalier's own fields; a name that is none of them is an error, not ignored."""
+    """Espalier's own fields; a name that is none of them is an error, not ignored.
+
+    ssms: those that may draft, by name. One that is not here is no error, because SSMs come and go.
+    """
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
     speculation: bool | None = None
     verification: Rule | None = None
-    tree: list[Annotated[int, Field(ge=1, le=MAX_INT)]] | None = Field(default=None, max_length=_MAX_TREE_DEPTH)
+    tree: Widths | Literal["dynamic"] | None = None
+    draft_ahead: bool | None = None
+    ssms: list[SsmName] | None = Field(default=None, max_length=_MAX_SSMS)
     return_token_ids: bool | None = None
 
     @model_validator(mode="before")

@@ -76,8 +76,10 @@ class SsmPool:
     def _lanes(self, wishes: Sequence[DraftWish]) -> list[tuple[Drafter, list[DraftWish]]]:
         self._follow_registry()
         shares: dict[WorkerId, list[DraftWish]] = defaultdict(list)
-        for replicas in self._replicas().values():
+        for name, replicas in self._replicas().items():
             for wish in wishes:
+                if not wish.request.generation.may_draft(name):
+                    continue
                 worker = self._place(wish.request.request_id, replicas)
                 if wish.end + len(wish.expansion) <= worker.announcement.context_len:
                     shares[worker.worker_id].append(wish)
