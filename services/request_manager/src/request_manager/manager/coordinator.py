@@ -5,15 +5,14 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from time import perf_counter
 
 from request_manager.contract import Generation
 from request_manager.manager.drafting import DraftWish
+from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, fits_alone, plan_step
@@ -26,7 +25,6 @@ from treecore.errors import (
     EspalierError,
     InvalidRequest,
     OutOfBlocks,
-    Overloaded,
     Unavailable,
     Unreachable,
     WireError,
@@ -39,7 +37,6 @@ from treecore.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 1
 _GRAMMAR_FAILED = "grammar_failed"
 _RELEASE_RETRY_S = 0.1
 _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
@@ -71,24 +68,21 @@ class Coordinator:
         self._ssms = ssms
         self._policy = policy
         self._observer = observer
-        self._waiting: deque[Request] = deque()
-        self._running: dict[RequestId, Request] = {}  # the oldest first
+        self._queue = RequestQueue(policy.max_waiting)
         self._blocks: tuple[WorkerId, BlockUsage] | None = None  # as the last reply told
         self._wake = asyncio.Event()
 
     def submit(self, generation: Generation) -> Request:
         """Admit a request to the queue; raises Overloaded, with nothing admitted, if that is full."""
-        if len(self._waiting) >= self._policy.max_waiting:
-            raise Overloaded("too many requests are waiting", _RETRY_AFTER_S)
         request = Request(generation)
-        self._waiting.append(request)
+        self._queue.submit(request)
         self._wake.set()
         return request
 
     def cancel(self, request: Request) -> None:
         """The client is gone: the request takes part in no further step and its cache is freed."""
         request.is_cancelled = True
-        self._leave_queue(request)
+        self._queue.withdraw(request)
         self._wake.set()
 
     async def run(self) -> None:
@@ -98,7 +92,7 @@ class Coordinator:
                 await self._run_once()
         except Exception as error:
             log_event(logger, logging.ERROR, "coordinator failed", error=repr(error))
-            for request in [*self._running.values(), *self._waiting]:
+            for request in self._queue:
                 request.outbox.put_nowait(EspalierError("the request manager failed"))
             raise
 
@@ -154,20 +148,19 @@ class Coordinator:
     def _plan(self, worker: Worker) -> StepPlan:
         limits = self._limits(worker)
         self._fail_misfits(limits.blocks)
-        suspects = [request for request in self._running.values() if request.num_fruitless >= _SUSPECT]
-        running = suspects[:1] or list(self._running.values())
-        waiting = [] if suspects else self._waiting
+        suspects = [request for request in self._queue.running if request.num_fruitless >= _SUSPECT]
+        running = suspects[:1] or self._queue.running
+        waiting = [] if suspects else self._queue.waiting(limits.max_batch)
         plan = plan_step(
             [self._standing(request, worker) for request in running],
-            [self._standing(request, worker) for request in islice(waiting, limits.max_batch)],
+            [self._standing(request, worker) for request in waiting],
             limits,
         )
         for request_id in reversed(plan.preempted):
-            self._preempt(self._running[request_id])
+            self._preempt(self._queue[request_id])
         for _ in plan.admitted:
-            request = self._waiting.popleft()
-            self._running[request.request_id] = request
-        self._observer.on_load(len(self._running), len(self._waiting))
+            self._queue.admit()
+        self._observer.on_load(len(self._queue.running), self._queue.num_waiting)
         return plan
 
     def _limits(self, worker: Worker) -> Limits:
@@ -183,15 +176,14 @@ class Coordinator:
 
     def _fail_misfits(self, blocks: BlockUsage) -> None:
         """Those who could not be served even alone: too long for any plan, or a smaller verifier took over."""
-        for request in [*self._running.values(), *self._waiting]:
+        for request in self._queue:
             if not fits_alone(request.committed_len + request.remaining, blocks):
                 self._fail(request, Unavailable("the request does not fit into the verifier's cache"))
 
     def _preempt(self, request: Request) -> None:
         """Its blocks go to older requests; it waits in front of all younger ones and is computed again."""
         self._observer.on_preempted()
-        del self._running[request.request_id]
-        self._waiting.appendleft(request)
+        self._queue.preempt(request)
         request.holds(None, 0)
         self._release(request.request_id)
 
@@ -234,15 +226,15 @@ class Coordinator:
         self._ssms.prime([self._wish(item) for item in plan.items if not item.expansion and self._will_draft(item)])
 
     def _will_draft(self, item: PlannedItem) -> bool:
-        request = self._running[item.request_id]
+        request = self._queue[item.request_id]
         return request.generation.speculation and item.start < len(request.generation.prompt) and request.remaining > 1
 
     def _wish(self, item: PlannedItem) -> DraftWish:
-        return DraftWish(self._running[item.request_id], item.end, item.expansion)
+        return DraftWish(self._queue[item.request_id], item.end, item.expansion)
 
     def _trial(self, item: PlannedItem, drafts: Round) -> Trial:
         """The merged tree of what arrived; the root alone if nothing did."""
-        request, trees = self._running[item.request_id], drafts.trees.get(item.request_id)
+        request, trees = self._queue[item.request_id], drafts.trees.get(item.request_id)
         if not trees:
             return Trial(request, item, TokenTree.of_root(request.committed[item.end - 1]))
         return Trial(request, item, prune(merge(trees), self._policy.max_tree_nodes, len(item.expansion)))
@@ -274,7 +266,7 @@ class Coordinator:
         """The plan was too hopeful: the youngest gives way, or all do if even the oldest did not get its blocks."""
         if not crowded_out:
             return
-        oldest, *younger = self._running.values()
+        oldest, *younger = self._queue.running
         for request in crowded_out:
             if request is oldest:
                 self._drop(request, OutOfBlocks.code)
@@ -287,7 +279,7 @@ class Coordinator:
         """The verifier did not live to answer. If that goes on, one request of the batch may be what kills it."""
         self._blocks = None
         for item in plan.items:
-            self._drop(self._running[item.request_id], "lost_step")
+            self._drop(self._queue[item.request_id], "lost_step")
 
     def _drop(self, request: Request, reason: str) -> None:
         """An answer that cannot be used; the step is planned again, but not for ever."""
@@ -327,17 +319,13 @@ class Coordinator:
         return [Accepted(path.nodes[:num_kept], path.tokens[:num_kept])]
 
     def _drop_cancelled(self) -> None:
-        for request in [request for request in self._running.values() if request.is_cancelled]:
+        for request in [request for request in self._queue.running if request.is_cancelled]:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
         """The request is over: its place is free."""
-        self._running.pop(request.request_id, None)
-        self._leave_queue(request)
+        self._queue.remove(request)
         self._release(request.request_id)
-
-    def _leave_queue(self, request: Request) -> None:
-        self._waiting = deque(other for other in self._waiting if other is not request)
 
     def _release(self, request_id: RequestId) -> None:
         """The workers will hear with the next message that the request holds nothing any more."""
