@@ -18,6 +18,7 @@ from treecore.params import SamplingParams
 from treecore.sparse import Ids
 
 _FIRST_LOOK = 64  # how many of the best are looked at first where a sort is needed anyway
+_LEAST_SHARE = np.float32(-1e4)  # of a token that a tiny temperature all but rules out
 _NEAR = np.float32(3.0)  # tokens so close to the best have their noise drawn first: it rules out most of the rest
 
 
@@ -42,23 +43,32 @@ def best_tokens_of_nodes(
         best = rows.argmax(axis=1).astype(np.int32)
         return list((best if token_ids is None else token_ids[best])[:, None])
     laws = [processed(row, token_ids, params) for row in rows]
-    if params.is_greedy:
-        return most_likely(laws, num_tokens)
-    return _top_noisy(laws, params.seed, positions, num_tokens)
+    if not params.is_greedy:
+        laws = noisy(laws, params.seed, positions, num_tokens)
+    return [most_likely(law, num_tokens) for law in laws]
 
 
-def most_likely(laws: Sequence[Distribution], count: int) -> list[Ids]:
-    """The `count` most likely tokens of each law, most likely first; fewer if it has fewer."""
-    return [_top(law.token_ids, law.logp, count) for law in laws]
+def most_likely(law: Distribution, count: int) -> Ids:
+    """The `count` most likely tokens, most likely first; fewer if the law has fewer."""
+    return law.token_ids[_most_likely(law, count)]
 
 
-def _top(token_ids: Ids, scores: Row, count: int) -> Ids:
-    best = top_indices(scores, count)
-    return token_ids[best[scores[best] > -np.inf]]  # p = 0 is no token, however few others there are
+def most_likely_shares(law: Distribution, count: int) -> tuple[Ids, Row]:
+    """As `most_likely`, and the log of each one's share of the law: finite, at most 0, fp32."""
+    best = _most_likely(law, count)
+    with np.errstate(over="ignore"):
+        shifted = law.logp - law.logp.max()
+    shares = shifted[best] - np.log(np.exp(shifted).sum())
+    return law.token_ids[best], np.clip(shares, _LEAST_SHARE, 0.0)
 
 
-def _top_noisy(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int], count: int) -> list[Ids]:
-    """The top `count` of logp + G of each law, exactly, without drawing noise for tokens that cannot win.
+def _most_likely(law: Distribution, count: int) -> NDArray[np.intp]:
+    best = top_indices(law.logp, count)
+    return best[law.logp[best] > -np.inf]  # p = 0 is no token, however few others there are
+
+
+def noisy(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int], count: int) -> list[Distribution]:
+    """The law of logp + G on tokens that may be among its top `count`, for each law. Noise is drawn for few others.
 
     Noise is at most GUMBEL_MAX: once `count` tokens score at least s, a token with logp < s - GUMBEL_MAX is out.
     """
@@ -68,7 +78,7 @@ def _top_noisy(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int
         for law, look, scores in zip(laws, first, _scores(first, seed, positions), strict=True)
     ]
     scored = zip(contenders, _scores(contenders, seed, positions), strict=True)
-    return [_top(law.token_ids, scores, count) for law, scores in scored]
+    return [Distribution(law.token_ids, scores) for law, scores in scored]
 
 
 def _likely(logp: Row, count: int) -> NDArray[np.intp]:

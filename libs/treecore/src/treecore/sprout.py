@@ -1,6 +1,6 @@
 """The children that an SSM gives to the nodes of a tree, by rule (architecture section 5). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,18 +10,23 @@ from treecore.child_laws import ChildLaw
 from treecore.drafts import draw_children
 from treecore.law import Paths, adjusted, processed
 from treecore.params import SamplingParams
-from treecore.sampling import best_tokens_of_nodes, most_likely
-from treecore.sparse import DraftLaws, Ids, Supports
-
-_NOTHING = np.empty(0, np.int32)
+from treecore.sampling import best_tokens_of_nodes, most_likely, most_likely_shares, noisy
+from treecore.sparse import DraftLaws, Floats, Ids, Supports
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """Children of a node, best or first drawn first, int32 [<= width]; `law` is what they were drawn from, if so."""
+    """Children of a node, best or first drawn first, int32 [<= width]; `law` is what they were drawn from, if so.
+
+    scores: see DraftedItem, fp32 [<= width], where they were asked for.
+    """
 
     tokens: Ids
     law: ChildLaw | None = None
+    scores: Floats | None = None
+
+
+NO_CHILDREN = Children(np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,18 @@ class Drafting:
         draw.
         """
         rows = adjusted(logits, self.token_ids, self.params, paths)
-        return [
-            Children(_NOTHING) if is_closed else found
-            for found, is_closed in zip(self._of_rows(rows, paths, width), paths.is_closed, strict=True)
-        ]
+        return _none_if_closed(self._of_rows(rows, paths, width), paths)
+
+    def scored_children(self, logits: NDArray[np.float32], paths: Paths, width: int) -> list[Children]:
+        """The same children, with scores; not for rules that draw."""
+        params = self.params
+        assert not params.draws_drafts, "what is kept of draws must not depend on them"
+        rows = adjusted(logits, self.token_ids, params, paths)
+        laws = [processed(row, self.token_ids, params) for row in rows]
+        if params.rule == "coupled" and not params.is_greedy:
+            laws = noisy(laws, params.seed, paths.positions, width)
+        shares = [most_likely_shares(law, width) for law in laws]
+        return _none_if_closed([Children(tokens, None, scores) for tokens, scores in shares], paths)
 
     def _of_rows(self, rows: NDArray[np.float32], paths: Paths, width: int) -> list[Children]:
         params, token_ids = self.params, self.token_ids
@@ -51,12 +64,17 @@ class Drafting:
             return [Children(tokens) for tokens in best]
         laws = [processed(row, token_ids, params) for row in rows]
         if params.rule == "naive":
-            return [Children(tokens) for tokens in most_likely(laws, width)]
+            return [Children(most_likely(law, width)) for law in laws]
         drawn = [
             draw_children(law, width, params, position, self.ssm_idx)
             for law, position in zip(laws, paths.positions, strict=True)
         ]
         return [Children(children.tokens, ChildLaw(children.token_ids, children.q)) for children in drawn]
+
+
+def _none_if_closed(families: Sequence[Children], paths: Paths) -> list[Children]:
+    """No children behind nodes that nothing may follow."""
+    return [NO_CHILDREN if is_closed else found for found, is_closed in zip(families, paths.is_closed, strict=True)]
 
 
 def pack_laws(laws: Mapping[int, ChildLaw]) -> DraftLaws | None:

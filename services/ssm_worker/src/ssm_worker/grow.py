@@ -1,75 +1,47 @@
-"""Grow token trees level by level (SpecInfer, section 3: expansion-based construction), batched over requests.
+"""Grow token trees, level by level or best first (SpecInfer, section 3: expansion-based), batched over requests.
 
-Knows the small model through HeldRequests; must not know NATS or the LLM. Which children a node gets is in
-treecore.sprout.
+Knows the small model through HeldRequests; must not know NATS or the LLM. How a tree grows is in treecore.sapling,
+which children a node gets in treecore.sprout.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treecore.child_laws import ChildLaw
 from treecore.errors import EspalierError, WireError
 from treecore.expand import MAX_WORKER_NODES, num_nodes
-from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
+from treecore.messages import DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
 from treecore.params import SamplingParams
-from treecore.sprout import Children, Drafting, pack_laws
+from treecore.sapling import Plan, Sapling, plan_of
+from treecore.sprout import NO_CHILDREN, Children, Drafting
 
 
 @dataclass(slots=True)
-class _Sapling:
-    """A tree while it grows: node i + 1 is `tokens[i]`, node 0 the root, `frontier` the nodes of the last level.
-
-    paths: each node's tokens below the root, the root's own (none) first.
-    """
+class _Plant:
+    """A request's tree while it grows. nodes: those that get children now; their rows are in the cache."""
 
     item: DraftItem
     params: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    paths: list[tuple[int, ...]] = field(default_factory=lambda: [()])
-    laws: dict[int, ChildLaw] = field(default_factory=dict)
-    frontier: range = range(1)
-    level: int = 0
+    sapling: Sapling
+    plan: Plan
+    nodes: list[int] = field(default_factory=list)
 
     @property
     def request_id(self) -> RequestId:
         return self.item.request_id
 
     @property
-    def widths_left(self) -> int:
-        return len(self.item.expansion) - self.level
+    def is_prefill(self) -> bool:
+        return self.item.growth is None and not self.item.expansion
 
-    @property
-    def can_grow(self) -> bool:
-        """Whether there are nodes to give children to."""
-        return self.widths_left > 0 and len(self.frontier) > 0
-
-    def sprout(self, families: Sequence[Children]) -> None:
-        """Give each frontier node its children."""
-        first = len(self.tokens) + 1
-        for node, children in zip(self.frontier, families, strict=True):
-            tokens = children.tokens.tolist()
-            self.tokens += tokens
-            self.parents += [node] * len(tokens)
-            self.paths += [(*self.paths[node], token) for token in tokens]
-            if children.law is not None and tokens:
-                self.laws[node] = children.law
-        self.frontier = range(first, len(self.tokens) + 1)
-        self.level += 1
-
-    def frontier_arrays(self) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the last level."""
-        nodes = slice(self.frontier.start - 1, self.frontier.stop - 1)
-        return self.tokens[nodes], self.parents[nodes]
-
-    def drafted(self) -> DraftedItem:
-        """The tree as it travels."""
-        tokens, parents = np.array(self.tokens, np.int32), np.array(self.parents, np.int32)
-        return DraftedItem(self.request_id, self.item.step, tokens, parents, pack_laws(self.laws))
+    def rows(self) -> tuple[list[int], list[int]]:
+        """Tokens and parents of `nodes` as the cache numbers them; the root's row is there already."""
+        sapling = self.sapling
+        places = {node: place for place, node in enumerate(sapling.inner)}
+        nodes = [node for node in self.nodes if node > 0]
+        return [sapling.tokens[node - 1] for node in nodes], [places[sapling.parents[node - 1]] for node in nodes]
 
 
 class Grower:
@@ -87,46 +59,54 @@ class Grower:
         """Draft for all items in shared forwards. An item that cannot be drafted is refused and harms no other."""
         self._held.begin_step(request.owner, request.released)
         outcomes = [self._take(item) for item in request.items]
-        saplings = [outcome for outcome in outcomes if isinstance(outcome, _Sapling)]
+        plants = [outcome for outcome in outcomes if isinstance(outcome, _Plant)]
         refused = tuple(outcome for outcome in outcomes if isinstance(outcome, RefusedItem))
-        self._grow(saplings, request.ssm_idx)
-        drafted = tuple(sapling.drafted() for sapling in saplings)
+        self._grow(plants, request.ssm_idx)
+        drafted = tuple(plant.sapling.drafted(plant.item) for plant in plants)
         times = self._held.forward_ms, self._held.sample_ms
         return DraftReply(self._worker_id, drafted, refused, *times, self._held.usage())
 
-    def _take(self, item: DraftItem) -> _Sapling | RefusedItem:
+    def _take(self, item: DraftItem) -> _Plant | RefusedItem:
         if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
             return refusal(item, WireError("tokens outside the vocabulary"))
         if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_WORKER_NODES:
             return refusal(item, WireError("a level without children, or too many of them"))
         if item.start + len(item.tokens) + len(item.expansion) - 1 > self._held.context_len:
             return refusal(item, WireError("a tree beyond the model's context"))
-        return self._held.take(item) or _Sapling(item, self._held.params(item.request_id))
+        refused = self._held.take(item)
+        if refused:
+            return refused
+        params = self._held.params(item.request_id)
+        if item.growth is not None and (params.draws_drafts or item.expansion):
+            return refusal(item, WireError("a tree that grows best first, by a rule that draws or an expansion"))
+        sapling = Sapling()
+        return _Plant(item, params, sapling, plan_of(item, sapling, self._held.context_len))
 
-    def _grow(self, saplings: list[_Sapling], ssm_idx: int) -> None:
-        prefills = [sapling.request_id for sapling in saplings if not sapling.widths_left]
+    def _grow(self, plants: list[_Plant], ssm_idx: int) -> None:
+        prefills = [plant.request_id for plant in plants if plant.is_prefill]
         self._held.compute(prefills, with_logits=False)
-        growing = [sapling for sapling in saplings if sapling.widths_left]
+        growing = [plant for plant in plants if self._put_next(plant)]
         while growing:
-            logits = self._held.compute([sapling.request_id for sapling in growing])
+            logits = self._held.compute([plant.request_id for plant in growing])
             with self._held.sampling():
-                rows = zip(growing, logits, strict=True)
-                growing = [sapling for sapling, found in rows if self._sprout(sapling, found, ssm_idx)]
-            growing = [sapling for sapling in growing if sapling.can_grow and self._put_level(sapling)]
+                for plant, rows in zip(growing, logits, strict=True):
+                    plant.sapling.sprout(plant.nodes, self._children(plant, rows, ssm_idx))
+            growing = [plant for plant in growing if self._put_next(plant)]
 
-    def _sprout(self, sapling: _Sapling, logits: NDArray[np.float32], ssm_idx: int) -> bool:
-        """One level more; False, with nothing changed, where grammar or model gave up."""
-        below = sapling.paths[sapling.frontier.start : sapling.frontier.stop]
+    def _put_next(self, plant: _Plant) -> bool:
+        """Put the nodes that grow next into the cache; False where there are none, or no blocks for them."""
+        plant.nodes = plant.plan.next_nodes(plant.sapling)
+        return len(plant.nodes) > 0 and self._held.extend(plant.request_id, *plant.rows())
+
+    def _children(self, plant: _Plant, logits: NDArray[np.float32], ssm_idx: int) -> list[Children]:
+        """The children of the plant's nodes; none where grammar or model gave up."""
+        below = [plant.sapling.paths[node] for node in plant.nodes]
         try:
-            paths = self._held.paths(sapling.request_id, below)
+            paths = self._held.paths(plant.request_id, below)
         except EspalierError:
-            return False
-        if np.isnan(logits.max()):
-            return False
-        drafting = Drafting(sapling.params, self._head_token_ids, ssm_idx)
-        sapling.sprout(drafting.children(logits, paths, sapling.item.expansion[sapling.level]))
-        return True
-
-    def _put_level(self, sapling: _Sapling) -> bool:
-        """Put the last level into the cache, so that the next can grow on it; False where blocks ran out."""
-        return self._held.extend(sapling.request_id, *sapling.frontier_arrays())
+            return [NO_CHILDREN] * len(below)
+        if not np.isfinite(logits.max()):
+            return [NO_CHILDREN] * len(below)
+        drafting = Drafting(plant.params, self._head_token_ids, ssm_idx)
+        children = drafting.children if plant.item.growth is None else drafting.scored_children
+        return children(logits, paths, plant.plan.width)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treecore.child_laws import ChildLaw
 from treecore.codec import decode, encode
 from treecore.errors import OutOfBlocks, WireError
 from treecore.law import Paths
@@ -31,8 +30,9 @@ from treecore.messages import (
     step_subject,
 )
 from treecore.params import SamplingParams
+from treecore.sapling import Sapling, plan_of
 from treecore.service.bus import Bus
-from treecore.sprout import Drafting, pack_laws
+from treecore.sprout import Drafting
 from treecore.testing.scripted import LanguageModel
 from treecore.tree import TokenTree
 from treecore.verify import answer_nodes
@@ -40,11 +40,15 @@ from treecore.verify import answer_nodes
 
 @dataclass(slots=True)
 class _Books:
-    """What a worker holds of one request; `num_rows` are cached rows, tree nodes included."""
+    """What a worker holds of one request; `num_rows` are cached rows, tree nodes included.
+
+    sapling: a tree that grows best first and was not given up yet.
+    """
 
     tokens: list[int]
     params: SamplingParams
     num_rows: int = 0
+    sapling: Sapling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,7 @@ class FakeSsm(_FakeWorker):
         await bus.subscribe(step_subject("ssm", self.worker_id), answer)
 
     def step(self, request: DraftRequest) -> DraftReply:
-        """A tree a request, level by level."""
+        """A tree a request, level by level or best first."""
         self._begin(request.owner, request.released)
         answers = [self._draft(item, request.ssm_idx) for item in request.items]
         drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
@@ -203,27 +207,30 @@ class FakeSsm(_FakeWorker):
         return DraftReply(self.worker_id, drafted, refused, 0.0, 0.0, self.usage())
 
     def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
+        before = self._held.get(item.request_id)
         books = self._take(item, 0)
         if isinstance(books, RefusedItem):
             return books
-        return self._grow(item, Drafting(books.params, None, ssm_idx), books.tokens)
+        if item.growth is not None and (books.params.draws_drafts or item.expansion):
+            return RefusedItem(item.request_id, item.step, 0, WireError.code)
+        sapling = _kept(before, books) if before and item.growth is not None else Sapling()
+        self._grow(item, sapling, books, ssm_idx)
+        books.sapling = sapling if item.growth is not None else None
+        return sapling.drafted(item)
 
-    def _grow(self, item: DraftItem, drafting: Drafting, committed: list[int]) -> DraftedItem:
-        tokens: list[int] = []
-        parents: list[int] = []
-        laws: dict[int, ChildLaw] = {}
-        level: list[tuple[int, tuple[int, ...]]] = [(0, ())]  # (node, its path)
-        for width in item.expansion:
-            below = []
-            for node, path in level:
-                logits = self.model.logits([*committed, *path])[None]
-                (children,) = drafting.children(logits, Paths(committed, (path,)), width)
-                for token in children.tokens.tolist():
-                    tokens.append(token)
-                    parents.append(node)
-                    below.append((len(tokens), (*path, token)))
-                if children.law is not None:
-                    laws[node] = children.law
-            level = below
-        arrays = np.array(tokens, np.int32), np.array(parents, np.int32)
-        return DraftedItem(item.request_id, item.step, *arrays, pack_laws(laws))
+    def _grow(self, item: DraftItem, sapling: Sapling, books: _Books, ssm_idx: int) -> None:
+        drafting = Drafting(books.params, None, ssm_idx)
+        children = drafting.children if item.growth is None else drafting.scored_children
+        plan = plan_of(item, sapling, self.size.context_len)
+        while nodes := plan.next_nodes(sapling):
+            paths = Paths(books.tokens, [sapling.paths[node] for node in nodes])
+            logits = np.stack([self.model.logits([*books.tokens, *path]) for path in paths.below])
+            sapling.sprout(nodes, children(logits, paths, plan.width))
+
+
+def _kept(before: _Books, books: _Books) -> Sapling:
+    """What stays of the tree behind `before` once the tokens are those of `books`."""
+    num_before = len(before.tokens)
+    if before.sapling is None or before.params != books.params or books.tokens[:num_before] != before.tokens:
+        return Sapling()
+    return before.sapling.below(before.sapling.inner_below(books.tokens[num_before:]))
