@@ -167,6 +167,15 @@ def merge_drafts(roots: Sequence[int], drafts: Sequence[Sequence[ScoredDraft]]) 
     )
 
 
+def num_equal_before(keys: Places) -> Places:
+    """How many earlier entries have the same key, int64 [n]."""
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(keys[order]) != 0])[: len(keys)])
+    counts = np.empty(len(keys), np.int64)
+    counts[order] = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
+    return counts
+
+
 @dataclass(frozen=True, slots=True)
 class _Entries:
     """All entries of all drafts: E of them. parents: the entry above, -1 below a root. scores: NaN where unknown."""
@@ -194,11 +203,7 @@ class _Entries:
         """How many earlier siblings each entry has in its draft."""
         E = len(self.tokens)
         families = np.where(self.parents < 0, E + self.drafts, self.parents)
-        order = np.argsort(families, kind="stable")
-        starts = np.flatnonzero(np.diff(families[order], prepend=-1))
-        ranks = np.empty(E, np.int64)
-        ranks[order] = np.arange(E) - np.repeat(starts, np.diff(starts, append=E))
-        return ranks
+        return num_equal_before(families)
 
     def filled_scores(self) -> Floats:
         """Scores, from the ranks where the draft has none."""

@@ -1,0 +1,107 @@
+"""What steps cost: ms of a forward by its rows, as measured at start and as seen since.
+
+Knows rows and times; must not know trees, probabilities or who runs the forwards. Mutable: each object has one owner.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treecore.messages import ForwardCost
+
+Ms = NDArray[np.float64]
+Rows = int | NDArray[np.int64]
+
+_WINDOW = (
+    64  # half of it must change before an estimate follows: 32 steps of stalls go unnoticed, 33 are the new normal
+)
+_ROUNDS = 4  # of reweighting; each brings the fit nearer to least absolute, not squared, errors
+_NEAR = 0.03  # relative errors below this count alike
+_LEAST_MS = 1e-3  # what a clock cannot tell from nothing
+_TRUST = np.array([0.01, 0.1])  # in observations: how firmly level and slope stay put where the others leave them open
+
+
+class ForwardCosts:
+    """ms of a model's forward: `level * measured(rows) + slope * rows`.
+
+    measured: the points announced, straight lines between, the last line beyond; a constant if there are none. Level
+    and slope follow the last 64 observations, those at start included, with the least relative absolute error, so that
+    a minority (a machine that stalls, prompts) moves nothing. Where all had the same rows, the level explains them.
+    """
+
+    def __init__(self, points: Sequence[ForwardCost] = ()) -> None:
+        known = sorted((float(point.num_rows), point.ms) for point in points)
+        self._rows = np.array([rows for rows, _ in known], np.float64)
+        self._ms = np.maximum.accumulate(np.array([ms for _, ms in known], np.float64))
+        self._seen: deque[tuple[float, float]] = deque(known, maxlen=_WINDOW)
+        self._factors = self._prior = np.array([1.0, 0.0])
+
+    @overload
+    def ms(self, num_rows: int) -> float: ...
+    @overload
+    def ms(self, num_rows: NDArray[np.int64]) -> Ms: ...
+    def ms(self, num_rows: Rows) -> float | Ms:
+        """Of one forward over so many rows."""
+        rows = np.asarray(num_rows, np.float64)
+        found = self._factors[0] * self._measured(rows) + self._factors[1] * rows
+        return found if found.ndim else float(found)
+
+    def observe(self, num_rows: int, ms: float) -> None:
+        """A forward over so many rows (>= 1) took `ms`."""
+        self._seen.append((num_rows, max(ms, _LEAST_MS)))
+        rows, seen = np.array(self._seen, np.float64).T
+        if not len(self._rows):  # nothing was measured: half of it is taken to grow with the rows until more is known
+            self._prior = np.array([np.median(seen) / 2, np.median(seen / rows) / 2])
+        self._factors = _fitted(np.stack([self._measured(rows), rows]) / seen, self._prior)
+
+    def _measured(self, rows: Ms) -> Ms:
+        if not len(self._rows):
+            return np.ones_like(rows)
+        found: Ms = np.interp(rows, self._rows, self._ms)
+        if len(self._rows) == 1:
+            return found
+        slope = float(self._ms[-1] - self._ms[-2]) / float(self._rows[-1] - self._rows[-2])
+        found += slope * np.maximum(rows - self._rows[-1], 0.0)
+        return found
+
+
+class TypicalMs:
+    """The median of the last 64 times: what a part of a step takes, whatever stalls now and then."""
+
+    def __init__(self, guess: float = 1.0) -> None:
+        self.ms = guess
+        self._seen: deque[float] = deque(maxlen=_WINDOW)
+
+    def observe(self, ms: float) -> None:
+        """It took `ms` this time."""
+        self._seen.append(ms)
+        self.ms = median(self._seen)
+
+
+def _fitted(features: Ms, prior: Ms) -> Ms:
+    """Factors >= 0, fp64 [2], with features.T @ factors near 1, and near `prior` where features leave it open.
+
+    features: fp64 [2, n], > 0.
+    """
+    scale: Ms = features.mean(axis=1)
+    unit, wanted, factors = features / scale[:, None], prior * scale, prior * scale
+    for _ in range(_ROUNDS):
+        weights = 1.0 / np.maximum(np.abs(factors @ unit - 1.0), _NEAR) * _NEAR
+        weighted = unit * weights
+        gram, target = weighted @ unit.T + np.diag(_TRUST), weighted.sum(axis=1) + _TRUST * wanted
+        factors = _solved(gram, target)
+    factors /= scale
+    return factors
+
+
+def _solved(gram: Ms, target: Ms) -> Ms:
+    """The least-squares factors that are >= 0 (two of them, so trying each alone is enough)."""
+    found = np.linalg.solve(gram, target).astype(np.float64)
+    for negative in np.flatnonzero(found < 0.0)[:1]:
+        found[negative] = 0.0
+        found[1 - negative] = target[1 - negative] / gram[1 - negative, 1 - negative]
+    return found
