@@ -52,10 +52,13 @@ async def test_the_request_carries_what_was_asked() -> None:
     async with gateway(sse(text("", "stop")), sent=sent) as client:
         await complete(client, "llm", Ask("hi", chat=True, speculation=False, tree=(2, 1)))
         await complete(client, "llm", Ask("hi", seed=3, temperature=0.5, max_tokens=9))
-    chat, raw = (json.loads(request.content) for request in sent)
-    assert [request.url.path for request in sent] == ["/v1/chat/completions", "/v1/completions"]
+        await complete(client, "llm", Ask("hi", tree="dynamic", draft_ahead=False, ssms=("a", "b")))
+    chat, raw, dynamic = (json.loads(request.content) for request in sent)
+    assert [request.url.path for request in sent] == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
     assert chat["messages"] == [{"role": "user", "content": "hi"}]
     assert chat["espalier"] == {"return_token_ids": True, "speculation": False, "tree": [2, 1]}
+    wishes = {"tree": "dynamic", "draft_ahead": False, "ssms": ["a", "b"]}
+    assert dynamic["espalier"] == {"return_token_ids": True, "speculation": True, **wishes}
     assert "seed" not in chat
     assert (raw["prompt"], raw["seed"], raw["temperature"], raw["max_tokens"]) == ("hi", 3, 0.5, 9)
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -16,17 +16,24 @@ from treecore.errors import ConfigError, InvalidRequest, Unavailable
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 
+Tree = tuple[int, ...] | Literal["dynamic"]
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked of the model. chat: the prompt is a user's message. max_tokens in tokens."""
+    """What is asked of the model. chat: the prompt is a user's message. max_tokens in tokens.
+
+    tree, draft_ahead, ssms (names): as the gateway's `espalier` object has them; None: the deployment's choice.
+    """
 
     prompt: str
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int | None = None
     speculation: bool = True
-    tree: tuple[int, ...] | None = None
+    tree: Tree | None = None
+    draft_ahead: bool | None = None
+    ssms: tuple[str, ...] | None = None
     chat: bool = False
 
 
@@ -115,9 +122,6 @@ def _timeout() -> httpx.Timeout:
 
 
 def _body(model: str, ask: Ask) -> dict[str, Any]:
-    extension: dict[str, Any] = {"return_token_ids": True, "speculation": ask.speculation}
-    if ask.tree is not None:
-        extension["tree"] = list(ask.tree)
     prompt = {"messages": [{"role": "user", "content": ask.prompt}]} if ask.chat else {"prompt": ask.prompt}
     seed = {} if ask.seed is None else {"seed": ask.seed}
     return {
@@ -126,10 +130,16 @@ def _body(model: str, ask: Ask) -> dict[str, Any]:
         "temperature": ask.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "espalier": extension,
+        "espalier": _extension(ask),
         **prompt,
         **seed,
     }
+
+
+def _extension(ask: Ask) -> dict[str, Any]:
+    wishes = {"tree": ask.tree, "draft_ahead": ask.draft_ahead, "ssms": ask.ssms}
+    given = {name: value for name, value in wishes.items() if value is not None}
+    return {"return_token_ids": True, "speculation": ask.speculation, **given}
 
 
 async def _check(response: httpx.Response) -> None:

@@ -30,7 +30,7 @@ _SPARE_DISK = 200_000_000
 _SETUP = "make setup"
 _CPU_FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
 _OWN_PACKAGES = {
-    "espalier": "peers",
+    "espalier": "peers,plots",
     "treecore": "model,service",
     "request-manager": "",
     "ssm-worker": "",

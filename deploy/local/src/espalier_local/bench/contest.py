@@ -28,7 +28,7 @@ INCREMENTAL = Way("incremental", speculation=False)
 def ways(trees: Sequence[tuple[int, ...]]) -> tuple[Way, ...]:
     """Incremental decoding, sequences as deep as the `trees`, and these; each once."""
     sequences = [(1,) * len(tree) for tree in trees]
-    drafted = [Way(f"{_kind(tree)} {_angle(tree)}", speculation=True, tree=tree) for tree in (*sequences, *trees)]
+    drafted = [Way(f"{_kind(tree)} {angle(tree)}", speculation=True, tree=tree) for tree in (*sequences, *trees)]
     return INCREMENTAL, *dict.fromkeys(drafted)
 
 
@@ -78,5 +78,6 @@ async def run_contest(
     return Contest(tuple(contestants), tuple(tuple(column) for column in columns))
 
 
-def _angle(widths: tuple[int, ...]) -> str:
+def angle(widths: tuple[int, ...]) -> str:
+    """<k1,..,km>, as the paper writes it."""
     return f"<{','.join(map(str, widths))}>"
