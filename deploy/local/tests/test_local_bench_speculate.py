@@ -32,7 +32,7 @@ from espalier_local.bench.speculate.records import Decoded, Journal, Round, Run,
 from espalier_local.bench.speculate.report import BEGIN, END, as_markdown, as_text, write_docs
 from espalier_local.bench.speculate.results import Results
 from espalier_local.bench.speculate.statistics import bootstrap, sheet
-from espalier_local.bench.speculate.tables import by_batch, by_category, pooled
+from espalier_local.bench.speculate.tables import by_batch, by_category, by_ssm, pooled
 from espalier_local.bench.speculate.totals import StepTotals, read_totals, totals
 from espalier_local.cli import main
 from espalier_local.client import Ask
@@ -44,6 +44,19 @@ ONE = ("ssm",)
 SHAPES = Shapes(depth=2, wide_level=1, widths=(2, 3), others=((2,),))
 EVERYTHING = configurations(Cast("ssm", ("i1", "i2"), ("b1", "b2"), "suffix"), SHAPES)
 SETUP = Setup("llm", ("ssm", "b1", "b2"), "float32", 1, "1 core of wood", 64, 1, EVERYTHING, ("x: no SSM x runs",))
+
+
+PAGE = """# HELP espalier_steps_total LLM steps
+espalier_steps_total 10.0
+espalier_draft_tokens_total 40.0
+espalier_step_part_seconds_sum{part="draft"} 0.05
+espalier_step_part_seconds_sum{part="verify"} 0.2
+espalier_trees_total{drafted="ahead"} 6.0
+espalier_trees_total{drafted="in_step"} 2.0
+espalier_ssm_draft_tokens_total{ssm="b1"} 30.0
+espalier_ssm_accepted_tokens_total{ssm="b1"} 12.0
+espalier_ssm_draft_tokens_total{ssm="ssm"} 10.0
+"""
 
 
 def run_of(*answers: tuple[int, int, float], totals: StepTotals | None = None, checksum: int = 7) -> Run:
@@ -201,7 +214,7 @@ def recorded() -> list[Round]:
               "tree <2>": (2, 36.0), BOOSTED: (3, 28.0), DYNAMIC: (3, 20.0), AHEAD: (3, 16.0)}  # fmt: skip
 
     def runs(batch: int) -> dict[str, Run]:
-        steps = StepTotals(num_steps=10.0, num_nodes=40.0, draft_ms=50.0, verify_ms=200.0)
+        steps = totals(PAGE)
         return {
             name: run_of(*[(25, 1 + 24 // per_step, ms * batch) for _ in range(batch)], totals=steps)
             for name, (per_step, ms) in speeds.items()
@@ -223,9 +236,13 @@ def test_the_pooled_table_has_a_row_a_configuration() -> None:
     rows = {row[0]: row[1:] for row in found.rows}
     assert len(rows) == 8
     assert rows["tree <2,1>"] == (
-        "3.00 [3.00, 3.00]", "4.0", "5.0", "20.0", "50.0", "25.0 [25.0, 25.0]", "1.60 [1.60, 1.60]",
+        "3.00 [3.00, 3.00]", "4.0", "5.0", "20.0", "50.0", "75%", "25.0 [25.0, 25.0]", "1.60 [1.60, 1.60]",
     )  # fmt: skip
     assert "4 prompts (4 of them" in found.title
+    shares = by_ssm(RESULTS, 0.0)
+    assert shares is not None
+    assert shares.header == ("decoding", "ssm", "b1", "b2")
+    assert shares.rows == ((BOOSTED, "1.0 (0%)", "3.0 (40%)", ""),)
     assert pooled(RESULTS, 0.5) is None
 
 
@@ -340,7 +357,7 @@ def test_the_text_has_all_tables() -> None:
     text = as_text(RESULTS)
     assert text.startswith("Goals\n")
     assert text.endswith("left out: x: no SSM x runs")
-    assert text.count("\n\n") == 8  # two pooled, one by batch, four by category
+    assert text.count("\n\n") == 10  # two pooled, two by SSM, one by batch, four by category
 
 
 def test_a_page_without_a_section_is_refused(tmp_path: Path) -> None:
@@ -354,19 +371,17 @@ def test_a_page_without_a_section_is_refused(tmp_path: Path) -> None:
 
 # -- metrics, flags and the whole -------------------------------------------------------------------------------------
 
-PAGE = """# HELP espalier_steps_total LLM steps
-espalier_steps_total 7.0
-espalier_draft_tokens_total 21.0
-espalier_step_part_seconds_sum{part="draft"} 0.5
-espalier_step_part_seconds_sum{part="verify"} 1.5
-"""
-
 
 async def test_totals_come_from_the_metrics() -> None:
-    """Seconds become ms; a page without them is told so."""
-    assert totals(PAGE) == StepTotals(7, 21, 500, 1500)
-    assert (totals(PAGE) + totals(PAGE)).since(totals(PAGE)) == totals(PAGE)
-    for body in ("espalier_steps_total 7.0\n", "<html>"):
+    """Means of steps; a page without them is told so, and a counter that nothing was counted in is 0."""
+    found = totals(PAGE)
+    assert (found.nodes_per_step, found.draft_ms, found.verify_ms, found.hidden_share) == (4, 5, 20, 0.75)
+    assert (found.nodes_per_step_of("b1"), found.accepted_share_of("b1")) == (3, 0.4)
+    assert (found.accepted_share_of("ssm"), found.accepted_share_of("b2")) == (0, None)
+    assert (found + found).since(found) == found
+    assert found.since(StepTotals()) == found
+    assert StepTotals().hidden_share is None
+    for body in ("espalier_draft_tokens_total 7.0\n", "<html>"):
         transport = httpx.MockTransport(lambda _request, body=body: httpx.Response(200, text=body))
         async with httpx.AsyncClient(base_url="http://gateway", transport=transport) as client:
             with pytest.raises(Unavailable, match="no metrics"):
@@ -427,6 +442,6 @@ def test_a_real_run_is_resumed_and_reported(tmp_path: Path, capsys: pytest.Captu
     assert found is not None
     assert found.same_output == found.num_prompts == 1
     assert found.columns["sequence <1,1>"].tokens_per_step.value > 2  # the SSM is always right
-    assert found.columns["incremental"].totals.num_nodes == 0
+    assert found.columns["incremental"].totals.nodes_per_step == 0
     assert main(["bench", "speculate-report", str(file)]) == 0
     assert capsys.readouterr().out == as_text(Results(setup, [first, second, both])) + "\n"

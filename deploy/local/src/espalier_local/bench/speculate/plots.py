@@ -69,7 +69,8 @@ def _distributions(results: Results, temperature: float) -> Panel:
 
 def _distribution(name: str, column: Column) -> Line:
     values = np.sort(column.tokens / column.steps)
-    return Line(name, values.tolist(), (np.arange(1, len(values) + 1) / len(values)).tolist(), is_step=True)
+    steps = np.arange(len(values) + 1) / len(values)  # from 0 at the least value
+    return Line(name, [values[0], *values], steps.tolist(), is_step=True)
 
 
 def _widths(results: Results, temperature: float) -> Panel:

@@ -157,7 +157,7 @@ def _configuration(fields: dict[str, Any]) -> Configuration:
 
 def _round(line: dict[str, Any]) -> Round:
     runs = {
-        name: Run(tuple(Decoded(**answer) for answer in run["answers"]), StepTotals(**run["totals"]))
+        name: Run(tuple(Decoded(**answer) for answer in run["answers"]), StepTotals(run["totals"]["counters"]))
         for name, run in line["runs"].items()
     }
     return Round(line["temperature"], tuple(line["prompt_ids"]), tuple(line["categories"]), runs)

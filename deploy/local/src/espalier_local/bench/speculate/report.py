@@ -11,7 +11,7 @@ from espalier_local.bench.speculate.goals import goals
 from espalier_local.bench.speculate.plots import plots
 from espalier_local.bench.speculate.records import Setup, read_journal
 from espalier_local.bench.speculate.results import Results
-from espalier_local.bench.speculate.tables import Table, by_batch, by_category, pooled
+from espalier_local.bench.speculate.tables import Table, by_batch, by_category, by_ssm, pooled
 from espalier_local.bench.table import table
 from espalier_local.output import say
 from treecore.errors import ConfigError
@@ -85,7 +85,11 @@ def as_markdown(results: Results, images: list[str]) -> str:
 
 def _main_tables(results: Results) -> Iterator[Table]:
     for temperature in results.temperatures:
-        for each in (pooled(results, temperature), by_batch(results, temperature)):
+        for each in (
+            pooled(results, temperature),
+            by_ssm(results, temperature),
+            by_batch(results, temperature),
+        ):
             if each is not None:
                 yield each
 

@@ -24,22 +24,51 @@ def pooled(results: Results, temperature: float) -> Table | None:
         f"{law(temperature)}, batch 1, {found.num_prompts} prompts"
         f" ({found.same_output} of them with the same tokens in every configuration)"
     )
-    header = ("decoding", "tokens/step", "nodes", "draft ms", "verify ms", "other ms", "ms/token", f"over {BASE}")
+    header = (
+        "decoding",
+        "tokens/step",
+        "nodes",
+        "draft ms",
+        "verify ms",
+        "other ms",
+        "hidden",
+        "ms/token",
+        f"over {BASE}",
+    )
     return Table(title, header, tuple(_row(name, column, found) for name, column in found.columns.items()))
 
 
 def _row(name: str, column: Column, found: Sheet) -> tuple[str, ...]:
     totals = column.totals
-    steps = max(1.0, totals.num_steps)
-    draft_ms, verify_ms = totals.draft_ms / steps, totals.verify_ms / steps
-    parts = (totals.num_nodes / steps, draft_ms, verify_ms, column.step_ms - draft_ms - verify_ms)
+    other_ms = column.step_ms - totals.draft_ms - totals.verify_ms
     return (
         name,
         shown(column.tokens_per_step),
-        *(f"{part:.1f}" for part in parts),
+        *(f"{part:.1f}" for part in (totals.nodes_per_step, totals.draft_ms, totals.verify_ms, other_ms)),
+        _percent(totals.hidden_share),
         shown(column.median_ms, 1),
         shown(column.faster_than(found.columns[BASE])),
     )
+
+
+def by_ssm(results: Results, temperature: float) -> Table | None:
+    """At batch 1: a row a configuration in which several SSMs draft, a column an SSM."""
+    found = results.at(temperature)
+    several = [each.name for each in results.setup.configurations if len(each.ssms) > 1]
+    if found is None or not several:
+        return None
+    rows = [
+        (name, *(_share(column, ssm) for ssm in results.setup.ssms))
+        for name, column in found.columns.items()
+        if name in several
+    ]
+    title = f"{law(temperature)}: verified nodes a step that each SSM proposed, and how many of these were accepted"
+    return Table(title, ("decoding", *results.setup.ssms), tuple(rows))
+
+
+def _share(column: Column, ssm: str) -> str:
+    accepted = column.totals.accepted_share_of(ssm)
+    return "" if accepted is None else f"{column.totals.nodes_per_step_of(ssm):.1f} ({accepted:.0%})"
 
 
 def by_category(results: Results, temperature: float) -> list[Table]:
@@ -86,3 +115,7 @@ def shown(interval: Interval, digits: int = 2) -> str:
 def law(temperature: float) -> str:
     """How the temperature is called."""
     return "greedy" if temperature == 0 else f"T {temperature:g}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
