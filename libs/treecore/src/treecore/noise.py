@@ -4,6 +4,7 @@ Nothing here has state: the same key gives the same number in any process, batch
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
+import math
 from typing import NewType
 
 import numpy as np
@@ -75,6 +76,12 @@ def gumbel(seed: Seed, positions: int | NDArray[np.integer], token_ids: NDArray[
     uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     noise: NDArray[np.float32] = -np.log(-np.log(uniform)).astype(np.float32)
     return noise
+
+
+def gumbel_at(seed: Seed, position: int, token_id: int) -> float:
+    """`gumbel` of one token, but not rounded to float32: for a few tokens, numpy's calls cost more than the noise."""
+    bits = philox_block(seed, (token_id // LANES, position, TOKEN_STREAM, 0))[token_id % LANES]
+    return -math.log(-math.log(((bits >> 8) + 0.5) * 2.0**-24))
 
 
 def choice_seed(seed: Seed, choice_idx: int) -> Seed:
