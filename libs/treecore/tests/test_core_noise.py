@@ -16,6 +16,7 @@ from treecore.noise import (
     Seed,
     choice_seed,
     gumbel,
+    gumbel_at,
     philox,
     philox_block,
     uniform,
@@ -75,6 +76,7 @@ def test_gumbel_equals_the_definition_for_any_tokens(seed: Seed, position: int, 
     assert noise.dtype == np.float32
     wanted = np.array([slow_gumbel(seed, position, token) for token in tokens])
     np.testing.assert_allclose(noise, wanted, rtol=2e-7, atol=1e-7)
+    assert [gumbel_at(seed, position, token) for token in tokens] == wanted.tolist()
 
 
 @given(seeds, st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 300_000)), min_size=1, max_size=8))

@@ -154,15 +154,19 @@ class SuffixDrafter:
     def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
         try:
             self._check(item)
-            text = self._held.take(item)
+            return self._grown(item, self._held.take(item), ssm_idx)
         except StateMissing as error:
             return RefusedItem(item.request_id, item.step, error.held_len, error.code)
         except EspalierError as error:
             return RefusedItem(item.request_id, item.step, 0, error.code)
+
+    def _grown(self, item: DraftItem, text: Text, ssm_idx: int) -> DraftedItem:
         grower = _Grower(text, Repeats(text.automaton, self._corpus, self._min_match), ssm_idx)
         if item.growth is None:
             grower.by_levels(item.expansion)
-        elif not text.params.draws_drafts:  # a choice among draws would have to be blind to what was drawn
+        elif text.params.draws_drafts or item.expansion:
+            raise WireError("a tree that grows best first, by a rule that draws or an expansion")
+        else:
             grower.best_first(item.growth, self._context_len - len(text.tokens))
         return grower.tree.drafted(item)
 
