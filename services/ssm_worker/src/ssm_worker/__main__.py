@@ -2,6 +2,6 @@
 
 import sys
 
-from ssm_worker.worker import main
+from ssm_worker.kinds import main
 
 sys.exit(main())

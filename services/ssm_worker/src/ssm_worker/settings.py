@@ -12,8 +12,15 @@ from treecore.service.settings import ServiceSettings
 class SsmSettings(ServiceSettings):
     """Flags of `python -m ssm_worker`."""
 
-    ssm: Path = Field(description="directory of the SSM's checkpoint")
-    teacher: Path | None = Field(None, description="directory of the LLM, for an SSM that borrows its embedding")
+    kind: Literal["model", "suffix"] = Field("model", description="a small model, or what repeats in the text so far")
+    ssm: Path | None = Field(None, description="directory of the SSM's checkpoint (kind model)")
+    teacher: Path | None = Field(
+        None,
+        description="directory of the LLM; for an SSM that borrows its embedding or its vocabulary, and for suffix",
+    )
+    corpus: Path | None = Field(None, description='JSON Lines of {"text": "..."} to draft from too (kind suffix)')
+    corpus_tokens: int = Field(262_144, ge=1, description="tokens of the corpus that are read; some 300 bytes each")
+    min_match: int = Field(2, ge=1, description="tokens that must repeat before the next are drafted (kind suffix)")
     name: str = Field("ssm", description="the SSM's name; workers of one name are replicas")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")

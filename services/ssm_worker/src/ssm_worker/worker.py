@@ -1,8 +1,7 @@
-"""The SSM worker process: loads the small model, announces itself, answers DraftRequests."""
+"""The SSM worker process with a small model: loads it, announces itself, answers DraftRequests."""
 
 import asyncio
 import secrets
-import sys
 from pathlib import Path
 
 from ssm_worker.grow import Grower
@@ -13,16 +12,18 @@ from treecore.messages import Announcement, DraftRequest, WorkerId
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder, open_checkpoint
 from treecore.model.spec import ModelSpec
-from treecore.service.lifecycle import run_service
 from treecore.service.worker import serve_worker
 
 
-async def serve(settings: SsmSettings, stop: asyncio.Event) -> None:
+async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
-    decoder = await asyncio.to_thread(load_decoder, settings.ssm, dtype=settings.dtype, embedding_from=settings.teacher)
-    check_vocabulary(settings.ssm, decoder.spec, settings.teacher)
+    ssm, teacher = settings.ssm, settings.teacher
+    if ssm is None:
+        raise ConfigError("--ssm: Field required")
+    decoder = await asyncio.to_thread(load_decoder, ssm, dtype=settings.dtype, embedding_from=teacher)
+    check_vocabulary(ssm, decoder.spec, teacher)
     spec = decoder.spec
-    tokenizer_dir = settings.teacher or settings.ssm
+    tokenizer_dir = teacher or ssm
     grammars = await asyncio.to_thread(grammar_starter, tokenizer_dir, spec.vocab_size, spec.eos_token_ids)
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
     held = HeldRequests(decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
@@ -42,8 +43,3 @@ def check_vocabulary(ssm: Path, spec: ModelSpec, teacher: Path | None) -> None:
     wanted = open_checkpoint(teacher)[0].vocab_size
     if spec.vocab_size != wanted:
         raise ConfigError(f"{ssm}: vocab_size={spec.vocab_size}, but {teacher} has {wanted}; it cannot draft for it")
-
-
-def main() -> int:
-    """Run the SSM worker; returns the exit status."""
-    return run_service("ssm_worker", SsmSettings, serve, sys.argv[1:])
