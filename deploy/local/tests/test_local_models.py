@@ -92,3 +92,18 @@ def test_a_directory_without_a_config_is_no_ssm(tmp_path) -> None:
     """One line."""
     with pytest.raises(ConfigError, match=r"it has no config\.json"):
         resolve_ssms([str(tmp_path)], LLM)
+
+
+def test_suffix_is_an_ssm_of_the_llms_own_directory(tmp_path, monkeypatch) -> None:
+    """Alone, with a corpus, and beside others; a corpus that is not there is told in one line."""
+    corpus = tmp_path / "texts.jsonl"
+    corpus.write_text('{"text": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    draft = checkpoint(tmp_path / "draft")
+    assert resolve_ssms(["suffix", str(draft), "suffix:texts.jsonl"], LLM) == (
+        ServedModel("suffix", LLM.directory, "suffix"),
+        ServedModel("draft", draft),
+        ServedModel("suffix-2", LLM.directory, "suffix", corpus),
+    )
+    with pytest.raises(ConfigError, match="no such file"):
+        resolve_ssms(["suffix:nothing.jsonl"], LLM)

@@ -147,6 +147,16 @@ def test_the_children_get_their_flags() -> None:
     assert all(spec.env["OMP_NUM_THREADS"] == "2" for spec in specs.values())
 
 
+def test_an_ssm_without_weights_gets_its_kind_and_corpus() -> None:
+    """And no checkpoint."""
+    llm = CONFIG.model.directory
+    ssms = tuple(ServedModel("suffix", llm, "suffix", corpus) for corpus in (None, Path("/texts.jsonl")))
+    specs = services(replace(CONFIG, ssms=ssms), Addresses("nats://127.0.0.1:1", "127.0.0.1", 2))
+    flags = [" ".join(spec.argv) for spec in specs if spec.name.startswith("ssm_worker")]
+    assert "--log-level warning --kind suffix --teacher /models/llm --name suffix" in flags[0]
+    assert "--log-level warning --kind suffix --corpus /texts.jsonl --teacher /models/llm --name suffix" in flags[1]
+
+
 def test_the_ranks_of_a_verifier_are_one_group() -> None:
     """Each has its own rank, and all the same sizes and rendezvous; nobody else is in the group."""
     config = replace(CONFIG, tensor_parallel_size=2, pipeline_parallel_size=2)

@@ -7,8 +7,9 @@ import importlib.resources
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from espalier_local.cache import ModelCache, Pin, sha256_of, typed_path
 from treecore.errors import ConfigError
@@ -16,6 +17,7 @@ from treecore.errors import ConfigError
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 NO_SSM = "none"
 DEFAULT_SSM = "default"
+SUFFIX_SSM = "suffix"
 
 Report = Callable[[str, int, int], None]
 """Takes (stage, done, total) in units of the stage's own."""
@@ -23,10 +25,15 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A checkpoint directory and the name that clients and logs use for it."""
+    """A checkpoint directory and the name that clients and logs use for it.
+
+    An SSM without weights (kind suffix) has the LLM's directory, and perhaps a corpus.
+    """
 
     name: str
     directory: Path
+    kind: Literal["model", "suffix"] = "model"
+    corpus: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +162,24 @@ def _resolve_ssm(wanted: str, model: ServedModel) -> tuple[ServedModel, ...]:
     if wanted == DEFAULT_SSM:
         shipped = shipped_ssm(model.name)
         return (shipped,) if shipped else ()
+    kind, _, corpus = wanted.partition(":")
+    if kind == SUFFIX_SSM:
+        return (ServedModel(SUFFIX_SSM, model.directory, "suffix", _corpus(corpus)),)
     path = typed_path(wanted).resolve()
     if not (path / "config.json").is_file():
         raise ConfigError(f"ssm {wanted!r} is no checkpoint directory (it has no config.json)")
     return (ServedModel(path.name, path),)
 
 
+def _corpus(wanted: str) -> Path | None:
+    if not wanted:
+        return None
+    path = typed_path(wanted).resolve()
+    if not path.is_file():
+        raise ConfigError(f"--ssm {SUFFIX_SSM}:{wanted}: there is no such file")
+    return path
+
+
 def _renamed(ssm: ServedModel, taken: list[str]) -> ServedModel:
     count = taken.count(ssm.name)
-    return ServedModel(f"{ssm.name}-{count + 1}", ssm.directory) if count else ssm
+    return replace(ssm, name=f"{ssm.name}-{count + 1}") if count else ssm

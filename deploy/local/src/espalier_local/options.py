@@ -5,7 +5,7 @@ import os
 from typing import get_args
 
 from espalier_local.cache import ModelCache
-from espalier_local.models import DEFAULT_SSM, KNOWN, NO_SSM, SMOLLM2, resolve_model, resolve_ssms
+from espalier_local.models import DEFAULT_SSM, KNOWN, NO_SSM, SMOLLM2, SUFFIX_SSM, resolve_model, resolve_ssms
 from espalier_local.output import StageBars
 from espalier_local.system import Dtype, LogLevel, Offload, SystemConfig
 from treecore.errors import ConfigError, InvalidRequest
@@ -22,7 +22,8 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
     add(
         "--ssm",
         action="append",
-        help=f"the small model that drafts: a directory (repeatable), '{DEFAULT_SSM}' or '{NO_SSM}'",
+        help=f"what drafts (repeatable): the directory of a small model, '{DEFAULT_SSM}' (the shipped one),"
+        f" '{SUFFIX_SSM}' or '{SUFFIX_SSM}:FILE.jsonl' (what repeats in the text, or in a corpus), or '{NO_SSM}'",
     )
     add("--dtype", choices=get_args(Dtype), default="float32", help="precision of the weights (default float32)")
     add("--batch-invariant", action="store_true", help="the same bits with any tree and batch: no near-ties; slower")

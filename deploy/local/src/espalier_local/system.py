@@ -96,9 +96,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env, group=group)
 
     workers = [
-        service(
-            ssm_child(idx), SSM, "--ssm", str(ssm.directory), "--teacher", teacher, "--name", ssm.name, *worker_flags
-        )
+        service(ssm_child(idx), SSM, *_kind_flags(ssm), "--teacher", teacher, "--name", ssm.name, *worker_flags)
         for idx, ssm in enumerate(config.ssms)
     ]
     verifier_flags = (*model, "--name", config.model.name, *worker_flags, *_mode_flags(config))
@@ -111,6 +109,12 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         *workers,
         service(MANAGER, MANAGER, *model, *listen, *tree),
     )
+
+
+def _kind_flags(ssm: ServedModel) -> tuple[str, ...]:
+    if ssm.kind == "model":
+        return ("--ssm", str(ssm.directory))
+    return ("--kind", ssm.kind, *(() if ssm.corpus is None else ("--corpus", str(ssm.corpus))))
 
 
 def _mode_flags(config: SystemConfig) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
     ssm, teacher = settings.ssm, settings.teacher
     if ssm is None:
-        raise ConfigError("--ssm: Field required")
+        raise ConfigError("--ssm: an SSM of kind model needs the directory of its checkpoint")
     decoder = await asyncio.to_thread(load_decoder, ssm, dtype=settings.dtype, embedding_from=teacher)
     check_vocabulary(ssm, decoder.spec, teacher)
     spec = decoder.spec
