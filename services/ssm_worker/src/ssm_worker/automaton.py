@@ -42,11 +42,7 @@ class SuffixAutomaton:
     def append(self, token: int) -> None:
         """The text goes on with `token`."""
         self._extend(token)
-        state, length = self._end
-        if (
-            state and length <= self._length[self._link[state]]
-        ):  # the state was split, and this string went to the new half
-            state = self._link[state]
+        state, length = self._end  # where that was split just now, both halves lead on to the same state
         self._end = self._bounded(self._next[state][token], length + 1, MAX_CONTEXT + 1)
         state = self._end.state
         while state > 0:
