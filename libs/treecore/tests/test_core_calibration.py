@@ -68,9 +68,9 @@ def test_a_planted_law_is_found_and_found_again_when_it_changes(seed: int) -> No
     """Scores that overclaim, ranks that count; then a better SSM, then a useless one."""
     calibration = Calibration()
     assert taught(calibration, seed, 2.0, (0.9, 0.5, 0.3), steps=0) > 0.1
-    assert taught(calibration, seed, 2.0, (0.9, 0.5, 0.3)) < 0.05
-    assert taught(calibration, seed, 1.0, (0.99, 0.99, 0.99), steps=250) < 0.05
-    assert taught(calibration, seed, 1.0, (0.1, 0.1, 0.1), steps=250) < 0.05
+    assert taught(calibration, seed, 2.0, (0.9, 0.5, 0.3)) < 0.07
+    assert taught(calibration, seed, 1.0, (0.99, 0.99, 0.99), steps=250) < 0.07
+    assert taught(calibration, seed, 1.0, (0.1, 0.1, 0.1), steps=250) < 0.07
 
 
 def test_the_first_estimate_is_the_score_shrunk() -> None:
