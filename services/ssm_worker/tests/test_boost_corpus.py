@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssm_worker.boost.archive import read_archive, write_archive
-from ssm_worker.boost.corpus import Corpus, Shard, TeacherSequence, read_corpus, read_shard, shard_path, write_shard
+from ssm_worker.boost.corpus import Shard, TeacherSequence, read_corpus, read_shard, shard_path, write_shard
+from ssm_worker.boost.lessons import even_lessons
 from ssm_worker.boost.testing import random_sequences
 from treecore.errors import ConfigError
 
@@ -56,12 +57,13 @@ def test_a_corpus_is_all_shards_in_order(tmp_path: Path) -> None:
     assert corpus.num_tokens == sum(len(sequence.tokens) - sequence.start for sequence in corpus.sequences)
 
 
-def test_the_digest_tells_corpora_apart() -> None:
-    """Equal text, equal digest; one log-prob changed, another one."""
-    corpus, same = (Corpus(random_sequences(3, VOCAB), 0.0) for _ in range(2))
-    assert corpus.digest() == same.digest()
+def test_the_digest_tells_lessons_apart() -> None:
+    """Equal text, equal digest; one log-prob or one weight changed, another one."""
+    lessons, same, other = (even_lessons(random_sequences(3, VOCAB)) for _ in range(3))
+    assert lessons.digest() == same.digest()
     same.sequences[1].top_logp[0, 0] += 1
-    assert corpus.digest() != same.digest()
+    other.weights[1][0] = 0.5
+    assert len({each.digest() for each in (lessons, same, other)}) == 3
 
 
 @given(data=st.data())

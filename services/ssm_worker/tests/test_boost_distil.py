@@ -13,18 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from ssm_worker.boost.agreement import measure_agreement
 from ssm_worker.boost.archive import read_archive
+from ssm_worker.boost.artefact import export_artefact, read_student
 from ssm_worker.boost.batches import BatchOrder, TrainingBatch, collate
 from ssm_worker.boost.checkpoint import read_log
-from ssm_worker.boost.corpus import Corpus, TeacherSequence
+from ssm_worker.boost.corpus import TeacherSequence
 from ssm_worker.boost.distil import Distiller, Recipe, distillation_loss
-from ssm_worker.boost.prune import choose_head_tokens, export_artefact, outer_layers, prune, read_artefact
+from ssm_worker.boost.lessons import Lessons, even_lessons, weighted_lessons
+from ssm_worker.boost.start import (
+    GivenCheckpoint,
+    KeptLayers,
+    RandomLayers,
+    choose_head_tokens,
+    new_student,
+    outer_layers,
+    start_name,
+)
 from ssm_worker.boost.student import Student, column_of_token
 from ssm_worker.boost.testing import random_sequences
-from ssm_worker.boost.training import RunDirectory, TrainingRun, new_distiller
+from ssm_worker.boost.training import SsmDirectory, TrainingRun
 from treecore.errors import ConfigError
 from treecore.model.batch import ForwardBatch, Segment
 from treecore.model.decoder import Decoder
@@ -33,9 +44,11 @@ from treecore.testing.checkpoints import TINY, write_tiny_llama
 
 VOCAB = TINY["vocab_size"]
 ALL_TOKENS = np.arange(VOCAB)
-CORPUS = Corpus(random_sequences(21, VOCAB), 0.0)
+CORPUS = even_lessons(random_sequences(21, VOCAB))
 HELD_OUT = random_sequences(9, VOCAB, seed=1)
-RECIPE = Recipe(layers=(0, 3), num_head_rows=50, token_visits=CORPUS.num_positions + 90, batch_len=3, pool_len=6)
+RECIPE = Recipe(
+    start="layers 0,3", llm="", num_head_rows=50, token_visits=CORPUS.num_positions + 90, batch_len=3, pool_len=6
+)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -49,6 +62,16 @@ LLAMA3 = {
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher of four layers."""
     return write_tiny_llama(tmp_path_factory.mktemp("teacher"), num_hidden_layers=4)
+
+
+def prune(llm: Path, layers: tuple[int, ...], head: np.ndarray) -> Student:
+    """The LLM's layers and those rows of its head."""
+    return new_student(llm, KeptLayers(layers), head, 0)
+
+
+def new_distiller(llm: Path, lessons: Lessons, recipe: Recipe) -> Distiller:
+    """The start of a run."""
+    return Distiller(prune(llm, (0, 3), np.arange(recipe.num_head_rows)), lessons, recipe)
 
 
 def student_logits(student: Student, tokens: Sequence[int]) -> Tensor:
@@ -77,7 +100,7 @@ def test_a_student_of_all_layers_is_the_teacher(tmp_path: Path, overrides: dict[
     """With the full head its logits are the teacher's, by transformers and by our decoder, for any Llama."""
     directory = write_tiny_llama(tmp_path, **overrides)
     tokens = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
-    found = student_logits(prune(directory, range(2), ALL_TOKENS), tokens)
+    found = student_logits(prune(directory, (0, 1), ALL_TOKENS), tokens)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(found, model(torch.tensor([tokens])).logits[0], atol=2e-4, rtol=1e-4)
@@ -97,7 +120,7 @@ def test_a_pruned_student_has_the_layers_that_were_kept(teacher: Path) -> None:
     assert "model.layers.2.mlp.up_proj.weight" not in state
 
 
-@pytest.mark.parametrize("layers", [(), (0, 4)])
+@pytest.mark.parametrize("layers", [(4,), (0, 4)])
 def test_layers_that_are_not_there_are_refused(teacher: Path, layers: tuple[int, ...]) -> None:
     """The message says which there are."""
     with pytest.raises(ConfigError, match="layers 0 to 3"):
@@ -114,11 +137,11 @@ def test_the_outer_layers_are_kept(num_layers: int, kept: tuple[int, ...]) -> No
 def test_the_artefact_loads_and_says_what_the_student_says(tmp_path: Path, tied: bool) -> None:
     """load_decoder with the teacher's embedding gives the exported student's logits, on the trimmed head's tokens."""
     directory = write_tiny_llama(tmp_path / "teacher", num_hidden_layers=4, tie_word_embeddings=tied)
-    distiller = Distiller(prune(directory, (0, 3), np.arange(3, 53)), CORPUS.sequences, RECIPE)
+    distiller = Distiller(prune(directory, (0, 3), np.arange(3, 53)), CORPUS, RECIPE)
     distiller.step()
-    export_artefact(distiller.student, directory, tmp_path / "ssm")
+    export_artefact(distiller.student, tmp_path / "ssm")
     decoder = load_decoder(tmp_path / "ssm", dtype="float32", embedding_from=directory)
-    served = read_artefact(tmp_path / "ssm", directory)
+    served = read_student(tmp_path / "ssm", directory)
     tokens = CORPUS.sequences[0].tokens.tolist()
     found = decoder_logits(decoder, tokens)
     assert decoder.output_token_ids is not None
@@ -130,7 +153,7 @@ def test_the_artefact_loads_and_says_what_the_student_says(tmp_path: Path, tied:
 
 def test_the_artefact_keeps_to_the_format(teacher: Path, tmp_path: Path) -> None:
     """bf16 layers, int32 ids, no embedding; config.json names the borrowed embedding."""
-    export_artefact(prune(teacher, (0, 3), np.array([1, 2, 9])), teacher, tmp_path)
+    export_artefact(prune(teacher, (0, 3), np.array([1, 2, 9])), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     ids = tensors.pop("espalier.head_token_ids")
     assert (ids.dtype, ids.tolist()) == (torch.int32, [1, 2, 9])
@@ -145,15 +168,20 @@ def test_generation_config_decides_the_end_in_the_artefact_too(tmp_path: Path) -
     """The artefact has no generation_config.json, so that its config.json must say it."""
     directory = write_tiny_llama(tmp_path / "teacher")
     (directory / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    export_artefact(prune(directory, (0, 1), ALL_TOKENS), directory, tmp_path / "ssm")
+    export_artefact(prune(directory, (0, 1), ALL_TOKENS), tmp_path / "ssm")
     assert load_decoder(tmp_path / "ssm", dtype="float32", embedding_from=directory).spec.eos_token_ids == (7, 8)
 
 
 def test_what_is_no_artefact_or_no_teacher_is_refused(teacher: Path, tmp_path: Path) -> None:
     """A plain checkpoint has no trimmed head; an artefact has no embedding to give."""
-    with pytest.raises(ConfigError, match="no SSM artefact"):
-        read_artefact(teacher, teacher)
-    export_artefact(prune(teacher, (0, 3), ALL_TOKENS), teacher, tmp_path)
+    other = write_tiny_llama(tmp_path / "other", vocab_size=7)
+    with pytest.raises(ConfigError, match="vocab_size=7"):
+        read_student(other, teacher)
+    wide = write_tiny_llama(tmp_path / "wide", hidden_size=48)
+    export_artefact(prune(wide, (0,), ALL_TOKENS), tmp_path / "of-wide")
+    with pytest.raises(ConfigError, match="no SSM artefact that fits"):
+        read_student(tmp_path / "of-wide", teacher)
+    export_artefact(prune(teacher, (0, 3), ALL_TOKENS), tmp_path)
     with pytest.raises(ConfigError, match="artefact itself"):
         prune(tmp_path, (0,), ALL_TOKENS)
 
@@ -175,16 +203,25 @@ def test_the_head_has_what_is_expected_most_and_what_must_be_there() -> None:
 
 def naive_loss(logits: Tensor, batch: TrainingBatch, head: list[int], temperature: float) -> float:
     """Token by token in float64, as the formula reads."""
-    losses = []
-    logits = logits.detach()
-    for row, ids, logp in zip(logits.double(), batch.top_ids.tolist(), batch.top_logp.tolist(), strict=True):
+    losses, total = [], 0.0
+    rows = zip(
+        logits.detach().double(),
+        batch.top_ids.tolist(),
+        batch.top_logp.tolist(),
+        batch.weights.tolist(),
+        strict=True,
+    )
+    for row, ids, logp, counts in rows:
         pairs = [(head.index(token), value) for token, value in zip(ids, logp, strict=True) if token in head]
         if not pairs:
             continue
         log_q = (row / temperature).log_softmax(0)
         p = torch.tensor([value / temperature for _, value in pairs], dtype=torch.float64).softmax(0)
-        losses.append(-sum(float(weight * log_q[column]) for weight, (column, _) in zip(p, pairs, strict=True)))
-    return sum(losses) / len(losses) if losses else 0.0
+        losses.append(
+            -counts * sum(float(weight * log_q[column]) for weight, (column, _) in zip(p, pairs, strict=True))
+        )
+        total += counts
+    return sum(losses) / total if losses else 0.0
 
 
 @given(
@@ -194,8 +231,13 @@ def naive_loss(logits: Tensor, batch: TrainingBatch, head: list[int], temperatur
 )
 @settings(max_examples=40, deadline=None)
 def test_the_loss_is_the_formula(head: list[int], seed: int, temperature: float) -> None:
-    """Tokens outside of the trimmed head are left out of the teacher's law; positions without any, of the mean."""
-    batch = collate(random_sequences(3, 12, seed=seed))
+    """Tokens outside of the trimmed head are left out of the teacher's law; positions without any, of the mean.
+
+    So are those that weigh nothing.
+    """
+    sequences = random_sequences(3, 12, seed=seed)
+    rng = np.random.default_rng(seed)
+    batch = collate(sequences, [rng.integers(0, 3, len(each.top_ids)).astype(np.float32) for each in sequences])
     logits = torch.randn(len(batch.top_ids), len(head), generator=torch.Generator().manual_seed(seed))
     logits.requires_grad_()
     found = distillation_loss(logits, batch, column_of_token(torch.tensor(head), 12), temperature)
@@ -292,7 +334,7 @@ class Killed(Exception):
 
 
 def train(
-    root: Path, teacher: Path, *, dies_at: int | None = None, recipe: Recipe = RECIPE, text: Corpus = CORPUS
+    root: Path, teacher: Path, *, dies_at: int | None = None, recipe: Recipe = RECIPE, text: Lessons = CORPUS
 ) -> int:
     """One process: starts or resumes, may die behind a step of its own; a checkpoint every 3. Returns its steps."""
     steps: list[float] = []
@@ -302,14 +344,14 @@ def train(
         if len(steps) == dies_at:
             raise Killed
 
-    training = TrainingRun(new_distiller(teacher, text, recipe), text, RunDirectory(root), teacher, clock=lambda: 0.0)
+    training = TrainingRun(new_distiller(teacher, text, recipe), text, SsmDirectory(root), clock=lambda: 0.0)
     training.finish(HELD_OUT, 3, on_step, lambda _: None)
     return len(steps)
 
 
 def result(root: Path) -> tuple[dict[str, bytes], bytes]:
     """All of the checkpoint (history included) and the artefact's weights."""
-    run = RunDirectory(root)
+    run = SsmDirectory(root)
     arrays = {name: array.tobytes() for name, array in read_archive(run.checkpoint).items()}
     return arrays, (run.artefact / "model.safetensors").read_bytes()
 
@@ -320,7 +362,7 @@ def test_killed_at_any_step_training_ends_the_same(teacher: Path, tmp_path: Path
     expected = result(tmp_path / "whole")
     assert num_steps > 7  # into the second epoch
     assert num_steps % 3  # the end has a checkpoint of its own
-    assert read_log(RunDirectory(tmp_path / "whole").checkpoint).marks[-1].num_steps == num_steps
+    assert read_log(SsmDirectory(tmp_path / "whole").checkpoint).marks[-1].num_steps == num_steps
     for step in range(1, num_steps + 1):
         root = tmp_path / str(step)
         with pytest.raises(Killed):
@@ -360,8 +402,8 @@ def test_a_checkpoint_of_another_run_is_refused(teacher: Path, tmp_path: Path) -
     other_recipe = dataclasses.replace(RECIPE, peak_lr=1e-4)
     with pytest.raises(ConfigError, match=r"checkpoint\.npz.*peak_lr"):
         train(tmp_path, teacher, recipe=other_recipe)
-    other_text = Corpus((*CORPUS.sequences[1:], CORPUS.sequences[0]), 0.0)
-    with pytest.raises(ConfigError, match=r"checkpoint\.npz.*corpus"):
+    other_text = even_lessons((*CORPUS.sequences[1:], CORPUS.sequences[0]))
+    with pytest.raises(ConfigError, match=r"checkpoint\.npz.*text"):
         train(tmp_path, teacher, text=other_text)
 
 
@@ -369,7 +411,7 @@ def test_a_checkpoint_of_another_run_is_refused(teacher: Path, tmp_path: Path) -
 def test_a_corrupt_checkpoint_is_refused(teacher: Path, tmp_path: Path, share: float) -> None:
     """Naming the file; it is not overwritten."""
     train(tmp_path, teacher)
-    path = RunDirectory(tmp_path).checkpoint
+    path = SsmDirectory(tmp_path).checkpoint
     broken = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(broken)
     with pytest.raises(ConfigError, match=r"checkpoint\.npz"):
@@ -379,7 +421,7 @@ def test_a_corrupt_checkpoint_is_refused(teacher: Path, tmp_path: Path, share: f
 
 def test_a_shard_is_no_checkpoint(teacher: Path, tmp_path: Path) -> None:
     """An intact archive of something else is refused too."""
-    np.savez(RunDirectory(tmp_path).checkpoint, tokens=np.zeros(3))
+    np.savez(SsmDirectory(tmp_path).checkpoint, tokens=np.zeros(3))
     with pytest.raises(ConfigError, match=r"checkpoint\.npz: no checkpoint"):
         train(tmp_path, teacher)
 
@@ -391,3 +433,71 @@ def test_a_loss_that_is_no_number_stops_training(teacher: Path, tmp_path: Path) 
         distiller.student.model.norm.weight.fill_(float("inf"))
     with pytest.raises(ConfigError, match="learning rate"):
         distiller.step()
+
+
+def test_what_weighs_nothing_is_no_target() -> None:
+    """Neither its log-probs nor its hidden state are used; a sequence of which nothing is left is not read."""
+    sequences = random_sequences(3, VOCAB)
+    weights = [np.zeros(len(each.top_ids), np.float32) for each in sequences]
+    weights[0][1], weights[2][0] = 0.5, 1.0
+    batch = collate(sequences, weights)
+    assert batch.is_target.nonzero().tolist() == [[0, sequences[0].start], [2, sequences[2].start - 1]]
+    assert batch.weights.tolist() == [0.5, 1.0]
+    assert batch.top_ids.tolist() == [sequences[0].top_ids[1].tolist(), sequences[2].top_ids[0].tolist()]
+    lessons = weighted_lessons(sequences, weights)
+    assert [each.tokens.tolist() for each in lessons.sequences] == [sequences[idx].tokens.tolist() for idx in (0, 2)]
+
+
+def test_hard_targets_are_the_best_token(teacher: Path) -> None:
+    """The loss of a step is the cross-entropy with it alone."""
+    recipe = dataclasses.replace(
+        RECIPE, targets="hard", num_head_rows=VOCAB, temperature=1.0, batch_len=21, pool_len=21
+    )
+    distiller = new_distiller(teacher, CORPUS, recipe)
+    batch = collate(CORPUS.sequences)
+    with torch.no_grad():
+        logits = distiller.student.logits(distiller.student(batch.tokens)[batch.is_target])
+    distiller.step()
+    assert distiller.mean_loss == pytest.approx(F.cross_entropy(logits, batch.top_ids[:, 0]).item(), rel=1e-4)
+
+
+def test_a_random_student_is_served_as_it_is(teacher: Path, tmp_path: Path) -> None:
+    """Any shape between the LLM's embedding and head, the same for a seed; the artefact tells its shape."""
+    start = RandomLayers(3, 6, 3, 20)
+    student, same, other = (new_student(teacher, start, np.arange(40), seed) for seed in (1, 1, 2))
+    assert student.spec.num_layers == 3
+    assert torch.equal(student.model.layers[2].mlp.up_proj.weight, same.model.layers[2].mlp.up_proj.weight)
+    assert not torch.equal(student.model.layers[2].mlp.up_proj.weight, other.model.layers[2].mlp.up_proj.weight)
+    export_artefact(student, tmp_path / "ssm")
+    decoder = load_decoder(tmp_path / "ssm", dtype="float32", embedding_from=teacher)
+    tokens = CORPUS.sequences[0].tokens.tolist()
+    served = read_student(tmp_path / "ssm", teacher)
+    torch.testing.assert_close(decoder_logits(decoder, tokens), student_logits(served, tokens), atol=2e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match="--shape"):
+        new_student(teacher, RandomLayers(1, 4, 3, 8), ALL_TOKENS, 0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_small_checkpoint_keeps_its_own_vocabulary(teacher: Path, tmp_path: Path, tied: bool) -> None:
+    """It is trained between its own embedding and head, and exported as a plain checkpoint."""
+    small = write_tiny_llama(tmp_path / "small", hidden_size=16, head_dim=4, seed=5, tie_word_embeddings=tied)
+    start = GivenCheckpoint(small)
+    distiller = Distiller(new_student(teacher, start, ALL_TOKENS, 0), CORPUS, RECIPE)
+    distiller.step()
+    export_artefact(distiller.student, tmp_path / "ssm")
+    assert "espalier" not in json.loads((tmp_path / "ssm" / "config.json").read_text())
+    decoder = load_decoder(tmp_path / "ssm", dtype="float32")
+    tokens = CORPUS.sequences[0].tokens.tolist()
+    served = read_student(tmp_path / "ssm", teacher)
+    torch.testing.assert_close(decoder_logits(decoder, tokens), student_logits(served, tokens), atol=2e-4, rtol=1e-4)
+    assert start_name(start) != start_name(GivenCheckpoint(teacher))
+
+
+def test_an_artefact_can_be_trained_on(teacher: Path, tmp_path: Path) -> None:
+    """Its layers, as they are served, are the start; its head stays."""
+    student = prune(teacher, (0, 3), np.array([1, 2, 9]))
+    export_artefact(student, tmp_path)
+    again = new_student(teacher, GivenCheckpoint(tmp_path), ALL_TOKENS, 0)
+    assert again.vocabulary.head_token_ids.tolist() == [1, 2, 9]
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, student.state_dict()[name].bfloat16().float())

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from ssm_worker.boost.archive import read_archive
-from ssm_worker.boost.corpus import TeacherSequence
-from ssm_worker.boost.dialogue import Dialogue, Mixture, Plan, plan_answer, plan_dialogue
-from ssm_worker.boost.generate import ShardStore, choose_prompts, fill, write_held_out
+from ssm_worker.boost.corpus import TeacherSequence, read_shard, shard_path, write_shard
+from ssm_worker.boost.dialogue import Answers, Dialogue, Mixture, Plan, plan_answer, plan_dialogue
+from ssm_worker.boost.generate import ShardStore, choose_prompts, fill, missing_shards, shards_until, write
 from ssm_worker.boost.teacher import Teacher, Written
 from ssm_worker.boost.testing import VOCAB_SIZE, random_sequences, write_tiny_teacher
 from ssm_worker.boost.turns import TeacherText, Turns, read_openers, read_prompts
@@ -24,7 +24,7 @@ from treecore.errors import ConfigError
 from treecore.model.load import load_decoder
 from treecore.noise import Seed, gumbel
 
-MIXTURE = Mixture(max_prompt_len=6, max_answer_len=8)
+MIXTURE = Mixture(max_prompt_len=6, answers=Answers(greedy=0.55, max_len=8))
 END = 2
 
 
@@ -147,8 +147,8 @@ def test_any_dialogue_keeps_its_shape(data: st.DataObject, index: int) -> None:
     assert close
     assert not TURNS.special & set(prompt)
     assert not TURNS.special & set(answer[:-1])
-    assert 1 <= len(answer) <= MIXTURE.max_answer_len
-    assert answer[-1] == END or len(answer) == MIXTURE.max_answer_len
+    assert 1 <= len(answer) <= MIXTURE.answers.max_len
+    assert answer[-1] == END or len(answer) == MIXTURE.answers.max_len
     assert len(prompt) <= max(MIXTURE.max_prompt_len, len(plan.forced) - plan.start)
 
 
@@ -215,6 +215,17 @@ def test_text_is_a_function_of_the_seed(teacher_dir: Path, text: TeacherText) ->
     assert texts[3] != texts[0]
 
 
+def test_the_same_plans_give_the_same_bits(teacher_dir: Path, text: TeacherText) -> None:
+    """Whatever a teacher wrote before: log-probs too, which is what makes a killed run end like another."""
+    used, fresh = (new_teacher(teacher_dir, text, 3) for _ in range(2))
+    by_index(used.write(plans(text, 1, 4)))
+    for left, right in zip(
+        by_index(used.write(plans(text, 0, 6))), by_index(fresh.write(plans(text, 0, 6))), strict=True
+    ):
+        assert left.top_logp.tobytes() == right.top_logp.tobytes()
+        assert left.top_ids.tobytes() == right.top_ids.tobytes()
+
+
 def test_a_teacher_that_is_told_to_stop_can_start_again(teacher_dir: Path, text: TeacherText) -> None:
     """Its rows and its cache are free again."""
     teacher = new_teacher(teacher_dir, text, 3)
@@ -232,17 +243,27 @@ def test_dialogues_beyond_the_context_are_refused(teacher_dir: Path, text: Teach
         Teacher(load_decoder(teacher_dir, dtype="float32"), text.turns, 1, 513)
 
 
-def test_held_out_answers_are_greedy_and_in_order(teacher_dir: Path, text: TeacherText, tmp_path: Path) -> None:
+def test_held_out_answers_are_greedy_and_in_order(teacher_dir: Path, text: TeacherText) -> None:
     """All of the template and the prompt count as the opening: only the answer is measured."""
     prompts = [text.encode(word) for word in ("Why?", "How are you", "Go")]
-    asked = [plan_answer(index, prompt, text.turns, 5) for index, prompt in enumerate(prompts)]
-    done: list[int] = []
-    path = tmp_path / "held-out.npz"
-    write_held_out(path, new_teacher(teacher_dir, text, 2), asked, done.append)
-    store = read_archive(path)
-    assert sum(done) == 3
-    assert store["starts"].tolist() == [len(plan.forced) for plan in asked]
-    assert (store["temperatures"] == 0).all()
+    asked = [plan_answer(index, prompt, 0, text.turns, Answers(max_len=5)) for index, prompt in enumerate(prompts)]
+    done: list[TeacherSequence] = []
+    shard = write(new_teacher(teacher_dir, text, 2), asked, done.append, clock=lambda: 0.0)
+    assert len(done) == 3
+    assert [sequence.start for sequence in shard.sequences] == [len(plan.forced) for plan in asked]
+    assert {sequence.temperature for sequence in shard.sequences} == {0.0}
+    for plan, sequence in zip(asked, shard.sequences, strict=True):
+        assert tuple(sequence.tokens[: plan.start].tolist()) == plan.forced
+        assert 0 < sequence.num_tokens <= 5
+
+
+def test_completions_are_drawn_at_a_mixture_of_temperatures(text: TeacherText) -> None:
+    """The share of greedy ones is about the one asked for (false alarm below 1e-6), the others have all of them."""
+    answers = Answers(greedy=0.65, temperatures=(0.5, 1.0))
+    found = [plan_answer(index, (9,), 3, text.turns, answers).temperature for index in range(1000)]
+    assert abs(found.count(0.0) - 650) < 76
+    assert set(found) == {0.0, 0.5, 1.0}
+    assert found == [plan_answer(index, (9,), 3, text.turns, answers).temperature for index in range(1000)]
 
 
 def test_prompts_are_chosen_by_lot(text: TeacherText) -> None:
@@ -278,16 +299,22 @@ class ScriptedWriter:
                 yield Written(plan.index, random_sequences(1, VOCAB_SIZE, seed=plan.index)[0])
 
 
+def scripted_plan(index: int) -> Plan:
+    """A short answer."""
+    return plan_answer(index, (9,), 0, TURNS, Answers(max_len=3))
+
+
 def fill_store(directory: Path, writer: ScriptedWriter, target: int = 100) -> None:
     """Generate with shards of three."""
-    fill(
-        ShardStore(directory, 5, VOCAB_SIZE, shard_len=3),
-        writer,
-        lambda index: plan_answer(index, (9,), TURNS, 3),
-        target,
-        lambda _: None,
-        clock=lambda: 0.0,
-    )
+    store = ShardStore(directory, 5, VOCAB_SIZE, shard_len=3)
+    fill(store, writer, shards_until(store, scripted_plan, target), lambda _: None, clock=lambda: 0.0)
+
+
+def complete_store(directory: Path, writer: ScriptedWriter) -> None:
+    """Complete eleven prompts, with shards of three."""
+    store = ShardStore(directory, 5, VOCAB_SIZE, shard_len=3)
+    plans = [scripted_plan(index) for index in range(11)]
+    fill(store, writer, missing_shards(store, plans), lambda _: None, clock=lambda: 0.0)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -297,17 +324,32 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_killed_anywhere_generation_goes_on_to_the_same_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writes", [fill_store, complete_store])
+def test_killed_anywhere_writing_goes_on_to_the_same_shards(
+    tmp_path: Path, writes: Callable[[Path, ScriptedWriter], None]
+) -> None:
     """The n-th sequence kills the process, for each n until all is written; then a second process goes on."""
     whole = ScriptedWriter()
-    fill_store(tmp_path / "whole", whole)
+    writes(tmp_path / "whole", whole)
     assert len(contents(tmp_path / "whole")) > 2
     for num in range(whole.num_written):
         directory = tmp_path / str(num)
         with pytest.raises(Killed):
-            fill_store(directory, ScriptedWriter(dies_behind=num))
-        fill_store(directory, ScriptedWriter())
+            writes(directory, ScriptedWriter(dies_behind=num))
+        writes(directory, ScriptedWriter())
         assert contents(directory) == contents(tmp_path / "whole")
+
+
+def test_every_prompt_is_completed_once(tmp_path: Path) -> None:
+    """In order; the last shard is short."""
+    complete_store(tmp_path, ScriptedWriter())
+    shards = [read_shard(shard_path(tmp_path, 5, idx), VOCAB_SIZE) for idx in range(4)]
+    assert [len(shard.sequences) for shard in shards] == [3, 3, 3, 2]
+    written = [sequence.tokens.tolist() for shard in shards for sequence in shard.sequences]
+    assert written == [random_sequences(1, VOCAB_SIZE, seed=index)[0].tokens.tolist() for index in range(11)]
+    write_shard(shard_path(tmp_path, 5, 4), shards[0])
+    with pytest.raises(ConfigError, match=r"seed5-00004\.npz: there are not 3"):
+        ShardStore(tmp_path, 5, VOCAB_SIZE, shard_len=3)
 
 
 def test_enough_text_is_left_as_it_is(tmp_path: Path) -> None:

@@ -12,35 +12,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.lessons import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """B sequences padded to T tokens. tokens int64 [B, T]; is_target bool [B, T] marks M positions, in row order.
 
-    top_ids int64 and top_logp fp32, [M, K]: what the teacher expects behind each of them. num_tokens: without padding.
+    top_ids int64 and top_logp fp32, [M, K]: what the teacher expects behind each of them; weights fp32 [M]: how much
+    they count. num_tokens: without padding.
     """
 
     tokens: Tensor
     is_target: Tensor
     top_ids: Tensor
     top_logp: Tensor
+    weights: Tensor
     num_tokens: int
 
 
-def collate(sequences: Sequence[TeacherSequence]) -> TrainingBatch:
-    """The sequences as one batch; positions before the last token of a template's opening are no targets."""
+def collate(sequences: Sequence[TeacherSequence], weights: Sequence[Weights] | None = None) -> TrainingBatch:
+    """The sequences as one batch; positions before the last token of a template's opening are no targets.
+
+    weights: of each sequence's other positions, of which those that weigh nothing are no targets either (the head is a
+    third of the work); None: all count the same.
+    """
+    rows = [np.ones(len(sequence.top_ids), np.float32) for sequence in sequences] if weights is None else weights
     lengths = [len(sequence.tokens) for sequence in sequences]
     tokens = np.zeros((len(sequences), max(lengths)), np.int64)
     is_target = np.zeros(tokens.shape, np.bool_)
     for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
         tokens[row, :length] = sequence.tokens
-        is_target[row, sequence.start - 1 : length] = True
+        is_target[row, sequence.start - 1 : length] = rows[row] > 0
+    weight = np.concatenate(rows)
     return TrainingBatch(
         tokens=torch.from_numpy(tokens),
         is_target=torch.from_numpy(is_target),
-        top_ids=torch.from_numpy(np.concatenate([sequence.top_ids for sequence in sequences])).long(),
-        top_logp=torch.from_numpy(np.concatenate([sequence.top_logp for sequence in sequences])).float(),
+        top_ids=torch.from_numpy(np.concatenate([sequence.top_ids for sequence in sequences])[weight > 0]).long(),
+        top_logp=torch.from_numpy(np.concatenate([sequence.top_logp for sequence in sequences])[weight > 0]).float(),
+        weights=torch.from_numpy(weight[weight > 0]),
         num_tokens=sum(lengths),
     )
 

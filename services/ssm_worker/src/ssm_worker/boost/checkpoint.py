@@ -1,6 +1,6 @@
 """A training run on disk, in one .npz: weights, optimiser, counters, history. Knows the Distiller; nothing of models.
 
-Resuming is exact: the same corpus and recipe give the same student, whether the process was killed or not.
+Resuming is exact: the same lessons and recipe give the same student, whether the process was killed or not.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """What a run has to tell. corpus_digest: which text it was trained on."""
+    """What a run has to tell. lessons_digest: what it was trained on."""
 
     recipe: dict[str, Any]
-    corpus_digest: str
+    lessons_digest: str
     marks: tuple[Mark, ...]
 
 
@@ -44,7 +44,7 @@ def save_checkpoint(path: Path, distiller: Distiller, log: TrainingLog) -> None:
     """Write all that a resumed run needs, whole or not at all."""
     meta = {
         "recipe": log.recipe,
-        "corpus_digest": log.corpus_digest,
+        "lessons_digest": log.lessons_digest,
         "marks": [dataclasses.asdict(mark) for mark in log.marks],
         "num_steps": distiller.num_steps,
         "num_visited": distiller.num_visited,
@@ -56,7 +56,7 @@ def save_checkpoint(path: Path, distiller: Distiller, log: TrainingLog) -> None:
 def restore_checkpoint(path: Path, distiller: Distiller, log: TrainingLog) -> TrainingLog:
     """Bring `distiller` to where the checkpoint is. Returns its log.
 
-    Raises ConfigError naming the file if it is corrupt, or belongs to another recipe or corpus than `log`.
+    Raises ConfigError naming the file if it is corrupt, or belongs to another recipe or text than `log`.
     """
     arrays, meta = _read(path)
     found = _log(path, meta)
@@ -105,7 +105,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
 def _log(path: Path, meta: dict[str, Any]) -> TrainingLog:
     try:
         marks = tuple(Mark(**{**mark, "agreement": tuple(mark["agreement"])}) for mark in meta["marks"])
-        return TrainingLog(meta["recipe"], meta["corpus_digest"], marks)
+        return TrainingLog(meta["recipe"], meta["lessons_digest"], marks)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path}: no checkpoint of a training run ({error})") from error
 
@@ -113,8 +113,8 @@ def _log(path: Path, meta: dict[str, Any]) -> TrainingLog:
 def _check_same_run(path: Path, found: TrainingLog, wanted: TrainingLog) -> None:
     """Half a run with one recipe and half with another has a result that nobody could repeat."""
     differing = [name for name, value in wanted.recipe.items() if found.recipe.get(name) != value]
-    if found.corpus_digest != wanted.corpus_digest:
-        differing.append("corpus")
+    if found.lessons_digest != wanted.lessons_digest:
+        differing.append("text")
     if differing:
         raise ConfigError(f"{path}: belongs to a run with another {differing[0]}; delete it to train anew")
 

@@ -1,42 +1,32 @@
-"""The command line: generate, held-out, train, report. Knows flags, progress bars and exit statuses; computes nothing.
+"""The flags of `espalier boost` and its exit statuses. Computes nothing.
 
-Each subcommand can be killed at any time; the same command goes on where the last whole file ended.
+Without the name of another command it is the boosting itself. Each command can be killed at any time; the same command
+goes on where the last whole file ended.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
-import torch
-from tqdm import tqdm
-
-from ssm_worker.boost.agreement import measure_agreement
-from ssm_worker.boost.checkpoint import Mark, read_log
-from ssm_worker.boost.corpus import TeacherSequence, read_corpus, read_shard
-from ssm_worker.boost.dialogue import Mixture, Plan, plan_dialogue
-from ssm_worker.boost.distil import Recipe
-from ssm_worker.boost.generate import ShardStore, answer_plans, choose_prompts, fill, write_held_out
-from ssm_worker.boost.prune import outer_layers, read_artefact
-from ssm_worker.boost.report import Artefact, render_report
-from ssm_worker.boost.speed import token_ms
-from ssm_worker.boost.teacher import Teacher
-from ssm_worker.boost.training import RunDirectory, TrainingRun, new_distiller
-from ssm_worker.boost.turns import TeacherText, read_openers, read_prompts
+from ssm_worker.boost.boosting import BoostPlan
+from ssm_worker.boost.coverage import CoverRule, Unit
+from ssm_worker.boost.distil import Recipe, Targets
+from ssm_worker.boost.measuring import run_boost, run_measure
+from ssm_worker.boost.start import GivenCheckpoint, KeptLayers, RandomLayers, Start
+from ssm_worker.boost.writing import run_complete, run_generate, run_prompts
 from treecore.errors import ConfigError
-from treecore.model.families import read_spec
-from treecore.model.load import load_decoder
 
-HELD_OUT_ANSWER_LEN = 96
-SPEED_CONTEXT_LEN = 128
-SPEED_TOKENS = 32
+_BOOST = "run"
+_PROGRAM = "espalier boost"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one subcommand; returns the exit status. What is wrong with input or files is told in one line."""
-    args = build_parser().parse_args(argv)
+    """Run one command; returns the exit status. What is wrong with input or files is told in one line."""
+    args = build_parser().parse_args(_named(argv))
     try:
-        args.command(args, RunDirectory(args.run))
+        args.command(args)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -46,159 +36,154 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _named(argv: Sequence[str]) -> Sequence[str]:
+    """With the name of the command that flags alone stand for."""
+    is_flag = bool(argv) and argv[0].startswith("-") and argv[0] not in ("-h", "--help")
+    return [_BOOST, *argv] if is_flag else argv
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """All flags."""
+    """All commands and flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m ssm_worker.boost",
-        description="Train an SSM for a Llama-family teacher. Threads: OMP_NUM_THREADS.",
+        prog=_PROGRAM,
+        description=f"Train SSMs for a Llama-family LLM. `{_PROGRAM} --llm ...` is short for `{_PROGRAM} {_BOOST} --llm"
+        " ...`. Threads: OMP_NUM_THREADS.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_boost(commands)
+    _add_prompts(commands)
+    _add_complete(commands)
     _add_generate(commands)
-    _add_held_out(commands)
-    _add_train(commands)
-    _add(commands, "report", run_report, "measure the artefact and write report.md")
+    _add_measure(commands)
     return parser
 
 
-def run_generate(args: argparse.Namespace, run: RunDirectory) -> None:
-    """Let the teacher write dialogues until there are enough tokens of this seed."""
-    spec = read_spec(args.teacher)
-    text = TeacherText(args.teacher, spec.eos_token_ids)
-    openers, mixture = [text.encode(opener) for opener in read_openers()], _mixture(args)
-    store = ShardStore(run.corpus, args.seed, spec.vocab_size)
-    row_len = mixture.row_len(text.turns, openers)
-    teacher = Teacher(load_decoder(args.teacher, dtype="float32"), text.turns, args.rows, row_len)
-
-    def plan(index: int) -> Plan:
-        return plan_dialogue(index, args.seed, text.turns, openers, mixture)
-
-    with tqdm(total=args.tokens, initial=store.num_tokens, unit="tok", desc="generate", smoothing=0.05) as bar:
-        fill(store, teacher, plan, args.tokens, lambda num_tokens: _advance(bar, num_tokens))
-
-
-def run_held_out(args: argparse.Namespace, run: RunDirectory) -> None:
-    """Let the teacher answer prompts that no student is trained on."""
-    if run.held_out.exists():
-        raise ConfigError(f"{run.held_out}: is there already; delete it to choose and answer prompts anew")
-    spec = read_spec(args.teacher)
-    text = TeacherText(args.teacher, spec.eos_token_ids)
-    prompts = [text.encode(prompt) for path in args.prompts for prompt in read_prompts(path)]
-    chosen = choose_prompts(prompts, args.count, args.max_prompt_len, args.seed)
-    plans = answer_plans(chosen, text.turns, HELD_OUT_ANSWER_LEN)
-    row_len = max(len(plan.forced) for plan in plans) + HELD_OUT_ANSWER_LEN
-    teacher = Teacher(load_decoder(args.teacher, dtype="float32"), text.turns, min(args.rows, len(plans)), row_len)
-    with tqdm(total=len(plans), unit="answer", desc="held-out") as bar:
-        write_held_out(run.held_out, teacher, plans, bar.update)
-
-
-def run_train(args: argparse.Namespace, run: RunDirectory) -> None:
-    """Distil a student from the text that is there."""
-    spec = read_spec(args.teacher)
-    corpus = read_corpus(run.corpus, spec.vocab_size)
+def boost_plan(args: argparse.Namespace, llm_fingerprint: str) -> BoostPlan:
+    """What the flags of the boosting say."""
     recipe = Recipe(
-        layers=args.layers or outer_layers(spec.num_layers),
+        start="",
+        llm=llm_fingerprint,
         num_head_rows=args.head_rows,
-        token_visits=round(args.passes * corpus.num_positions),
+        token_visits=0,
+        targets=args.targets,
         seed=args.seed,
         peak_lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        batch_len=args.batch_len,
+        temperature=args.loss_temperature,
     )
-    training = TrainingRun(new_distiller(args.teacher, corpus, recipe), corpus, run, args.teacher)
-    total = recipe.token_visits
-    with tqdm(total=total, initial=training.num_visited, unit="tok", desc="train", smoothing=0.05) as bar:
-
-        def on_step(num_tokens: int, loss: float) -> None:
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            _advance(bar, num_tokens)
-
-        training.finish(_held_out(run, spec.vocab_size), args.checkpoint_steps, on_step, _tell_mark)
-
-
-def run_report(args: argparse.Namespace, run: RunDirectory) -> None:
-    """Measure the artefact as it is served, and write down what it cost."""
-    corpus = read_corpus(run.corpus, read_spec(args.teacher).vocab_size)
-    log = read_log(run.checkpoint) if run.checkpoint.exists() else None
-    with tqdm(total=3, unit="measure", desc="report") as bar:
-        held_out = _held_out(run, read_spec(args.teacher).vocab_size)
-        agreement = measure_agreement(read_artefact(run.artefact, args.teacher), held_out) if held_out else None
-        bar.update()
-        artefact = _measure_speed(args.teacher, run.artefact, bar)
-    text = render_report(artefact, corpus, log, agreement, torch.get_num_threads())
-    run.report.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
-
-
-def _measure_speed(teacher: Path, artefact: Path, bar: "tqdm[None]") -> Artefact:
-    big = load_decoder(teacher, dtype="float32")
-    teacher_ms = token_ms(big, SPEED_CONTEXT_LEN, SPEED_TOKENS)
-    bar.update()
-    small = load_decoder(artefact, dtype="float32", embedding_from=teacher)
-    ssm_ms = token_ms(small, SPEED_CONTEXT_LEN, SPEED_TOKENS)
-    bar.update()
-    return Artefact(
-        teacher=big.spec.name,
-        num_layers=small.spec.num_layers,
-        num_teacher_layers=big.spec.num_layers,
-        num_head_rows=small.spec.vocab_size if small.output_token_ids is None else len(small.output_token_ids),
-        vocab_size=big.spec.vocab_size,
-        num_bytes=(artefact / "model.safetensors").stat().st_size,
-        ssm_ms=ssm_ms,
-        teacher_ms=teacher_ms,
+    return BoostPlan(
+        num_ssms=args.num_ssms,
+        starts=tuple(_start(text, args) for text in args.start or ["layers"]),
+        recipe=recipe,
+        passes=args.passes,
+        rule=CoverRule(args.unit, args.covered_rank, args.first_tokens, args.covered_weight),
+        checkpoint_steps=args.checkpoint_steps,
     )
 
 
-def _advance(bar: "tqdm[None]", num_tokens: int) -> None:
-    """Up to the bar's total: the last shard and the last batch are whole, and a bar beyond its end shows no ETA."""
-    bar.update(min(num_tokens, max(0, bar.total - bar.n)))
+def _start(text: str, args: argparse.Namespace) -> Start | None:
+    if text == "layers":
+        return KeptLayers(args.layers)
+    if text == "random":
+        if args.shape is None:
+            raise ConfigError("--start random: needs a --shape")
+        return RandomLayers(*args.shape)
+    return None if text == "previous" else GivenCheckpoint(Path(text))
 
 
-def _mixture(args: argparse.Namespace) -> Mixture:
-    return Mixture(max_prompt_len=args.max_prompt_len, max_answer_len=args.max_answer_len)
+def _add_boost(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = _add(commands, _BOOST, _run_boost, "train SSMs one after another on what those before cannot do (default)")
+    parser.add_argument("--num-ssms", type=_positive, default=1, help="how many SSMs (1)")
+    parser.add_argument("--prompts", type=Path, nargs="+", metavar="FILE", help=".jsonl; without: the text in --run")
+    parser.add_argument("--held-out", type=Path, nargs="+", metavar="FILE", help=".jsonl with prompts to measure on")
+    parser.add_argument("--held-out-count", type=_positive, default=64, help="how many of them, by lot (64)")
+    _add_answer_flags(parser)
+    add = parser.add_argument_group("what is left for the next SSM").add_argument
+    add("--unit", choices=get_args(Unit), default="prompt", help="covered prompts are removed, or tokens weigh less")
+    add("--covered-rank", type=_positive, default=1, help="covered: among the best so many guesses (1)")
+    add("--first-tokens", type=_positive, help="a prompt is covered if so many first tokens are (all)")
+    add("--covered-weight", type=_share, default=0.0, help="what a covered token still weighs (0)")
+    add = parser.add_argument_group("what an SSM is made of").add_argument
+    add("--start", action="append", help="layers (default), random, previous or a checkpoint directory; once an SSM")
+    add("--layers", type=_naturals, default=(), help="of --start layers, like 0,1,28,29 (two at each end)")
+    add("--shape", type=_shape, help="of --start random: LAYERS,HEADS,KV_HEADS,INTERMEDIATE_SIZE")
+    add("--head-rows", type=_positive, default=16_384, help="tokens that it can propose (16384)")
+    add = parser.add_argument_group("how it is trained").add_argument
+    add("--targets", choices=get_args(Targets), default="soft", help="the LLM's top 20 log-probs (soft) or best token")
+    add("--passes", type=_positive_number, default=8.0, help="times that the text is read (8)")
+    add("--learning-rate", type=_positive_number, default=1.5e-3, help="the peak (0.0015)")
+    add("--weight-decay", type=_share, default=0.01, help="of AdamW (0.01)")
+    add("--batch-len", type=_positive, default=8, help="sequences in a step (8)")
+    add("--loss-temperature", type=_positive_number, default=0.6, help="of both laws in the loss (0.6)")
+    add("--checkpoint-steps", type=_positive, default=100, help="steps that a kill may cost (100)")
 
 
-def _held_out(run: RunDirectory, vocab_size: int) -> tuple[TeacherSequence, ...]:
-    return read_shard(run.held_out, vocab_size).sequences if run.held_out.exists() else ()
+def _run_boost(args: argparse.Namespace) -> None:
+    if args.prompts:
+        run_complete(args)
+    run_boost(args, lambda llm_fingerprint: boost_plan(args, llm_fingerprint))
 
 
-def _tell_mark(mark: Mark) -> None:
-    shown = "/".join(f"{100 * share:.1f}" for share in mark.agreement) or "no held-out set"
-    tqdm.write(f"step {mark.num_steps}: loss {mark.loss:.3f}, held-out top-1..5 {shown} %", file=sys.stderr)
+def _add_prompts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "print prompts out of templates and subjects, a JSON object a line"
+    parser = commands.add_parser("prompts", help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(command=run_prompts)
+    parser.add_argument("--count", type=_positive, required=True, help="how many, all different")
+    parser.add_argument("--seed", type=_natural, default=0, help="another seed makes other prompts (0)")
+    passages = "texts to summarise, translate, ...: files, parted by empty lines"
+    parser.add_argument("--passages", type=Path, nargs="+", default=[], metavar="FILE", help=passages)
+    parser.add_argument("--passages-from", type=Path, metavar="RUN", help="the same: answers in an earlier --run")
+    parser.add_argument("--llm", type=Path, help="of that run")
+
+
+def _add_complete(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = _add(commands, "complete", run_complete, "let the LLM complete prompts, into the run's text")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl with a prompt")
+    _add_answer_flags(parser)
+
+
+def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("completions").add_argument
+    add("--max-prompt-len", type=_positive, default=200, help="tokens; longer prompts are left out (200)")
+    add("--max-answer-len", type=_positive, default=128, help="tokens (128)")
+    add("--greedy-share", type=_share, default=1.0, help="of the completions; the others are sampled (1)")
+    add("--temperatures", type=_temperatures, default=(0.6, 0.8, 1.0), help="at one of these (0.6,0.8,1)")
+    _add_row_flags(parser)
 
 
 def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _add(commands, "generate", run_generate, "let the teacher write prompts and answers")
-    parser.add_argument("--tokens", type=_positive, default=400_000, help="teacher tokens of this seed (400000)")
-    parser.add_argument("--seed", type=_natural, default=0, help="another seed writes other text beside it (0)")
-    parser.add_argument("--rows", type=_positive, default=64, help="dialogues at a time (64)")
+    parser = _add(commands, "generate", run_generate, "let the LLM write prompts and answers, into the run's text")
+    parser.add_argument("--tokens", type=_positive, default=400_000, help="the LLM's tokens of this seed (400000)")
     parser.add_argument("--max-prompt-len", type=_positive, default=110, help="tokens of a prompt (110)")
     parser.add_argument("--max-answer-len", type=_positive, default=140, help="tokens of an answer (140)")
+    _add_row_flags(parser)
 
 
-def _add_held_out(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _add(commands, "held-out", run_held_out, "let the teacher answer prompts that are only measured on")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl with a prompt")
-    parser.add_argument("--count", type=_positive, default=64, help="how many of the prompts (64)")
-    parser.add_argument("--max-prompt-len", type=_positive, default=150, help="only prompts of fewer tokens (150)")
-    parser.add_argument("--seed", type=_natural, default=7, help="of the choice (7)")
-    parser.add_argument("--rows", type=_positive, default=64, help="answers at a time (64)")
+def _add_row_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=_natural, default=0, help="of all that is drawn by lot (0)")
+    parser.add_argument("--rows", type=_positive, default=64, help="sequences that the LLM writes at a time (64)")
 
 
-def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _add(commands, "train", run_train, "distil the student and export the artefact")
-    parser.add_argument("--layers", type=_layers, help="teacher layers to keep, like 0,1,28,29 (two at each end)")
-    parser.add_argument("--head-rows", type=_positive, default=16_384, help="tokens that it can propose (16384)")
-    parser.add_argument("--passes", type=_positive_number, default=8.0, help="times that the text is read (8)")
-    parser.add_argument("--learning-rate", type=_positive_number, default=1.5e-3, help="the peak (0.0015)")
-    parser.add_argument("--seed", type=_natural, default=0, help="of the order of the batches (0)")
-    parser.add_argument("--checkpoint-steps", type=_positive, default=100, help="steps that a kill may cost (100)")
+def _add_measure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "print how often artefacts, alone and merged, hold the LLM's token"
+    parser = commands.add_parser("measure", help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(command=run_measure)
+    parser.add_argument("artefacts", type=Path, nargs="+", metavar="ARTEFACT")
+    parser.add_argument("--llm", type=Path, required=True, help="whose SSMs they are")
+    parser.add_argument("--held-out", type=Path, required=True, metavar="FILE", help="a run's held-out.npz")
 
 
 def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, command: object, text: str
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    command: Callable[[argparse.Namespace], None],
+    text: str,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.add_argument("--teacher", type=Path, required=True, help="the LLM's checkpoint directory")
-    parser.add_argument("--run", type=Path, required=True, help="directory of all that this training makes")
+    parser.add_argument("--llm", type=Path, required=True, help="the LLM's checkpoint directory")
+    parser.add_argument("--run", type=Path, required=True, help="directory of all that this run makes")
     parser.set_defaults(command=command)
     return parser
 
@@ -218,14 +203,33 @@ def _at_least(least: int, text: str) -> int:
 
 
 def _positive_number(text: str) -> float:
+    return _number(text, lambda value: 0 < value < float("inf"), "positive number")
+
+
+def _share(text: str) -> float:
+    return _number(text, lambda value: 0 <= value <= 1, "number from 0 to 1")
+
+
+def _number(text: str, is_good: Callable[[float], bool], what: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+        value = float("nan")
+    if not is_good(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
     return value
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _temperatures(text: str) -> tuple[float, ...]:
+    return tuple(_positive_number(part) for part in text.split(","))
+
+
+def _naturals(text: str) -> tuple[int, ...]:
     return tuple(_natural(part) for part in text.split(","))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = tuple(_positive(part) for part in text.split(","))
+    if len(sizes) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LAYERS,HEADS,KV_HEADS,INTERMEDIATE_SIZE")
+    return sizes

@@ -1,6 +1,5 @@
 """Teacher text on disk: shards of sequences with its top log-probs. Knows arrays; nothing of models or text."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,15 +67,6 @@ class Corpus:
         """Tokens that one pass feeds to the student: the template's included."""
         return sum(len(sequence.tokens) for sequence in self.sequences)
 
-    def digest(self) -> str:
-        """SHA-256 of all that training reads: equal corpora give equal students."""
-        digest = hashlib.sha256()
-        for sequence in self.sequences:
-            digest.update(np.array([len(sequence.tokens), sequence.start]).tobytes())
-            for array in (sequence.tokens, sequence.top_ids, sequence.top_logp):
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
-
 
 def shard_path(directory: Path, seed: int, shard_idx: int) -> Path:
     """Where shard `shard_idx` of the text written with `seed` lies."""
@@ -117,7 +107,9 @@ def read_corpus(directory: Path, vocab_size: int) -> Corpus:
     """All shards in `directory`. Raises ConfigError where there are none or one is corrupt."""
     paths = sorted(directory.glob("*.npz"))
     if not paths:
-        raise ConfigError(f"{directory}: no teacher text yet; write some with: python -m ssm_worker.boost generate")
+        raise ConfigError(
+            f"{directory}: no teacher text yet; give --prompts, or write some with: espalier boost generate"
+        )
     shards = [read_shard(path, vocab_size) for path in paths]
     sequences = tuple(sequence for shard in shards for sequence in shard.sequences)
     _check_widths(directory, sequences)

@@ -15,22 +15,32 @@ from treecore.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """How answers are drawn: the share of greedy ones, the temperatures of the others, at most `max_len` tokens."""
+
+    greedy: float = 1.0
+    temperatures: tuple[float, ...] = (0.6, 0.8, 1.0)
+    max_len: int = 128
+
+    def temperature(self, rng: np.random.Generator) -> float:
+        """That of one answer, 0 for a greedy one."""
+        return 0.0 if rng.random() < self.greedy else float(rng.choice(self.temperatures))
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """What dialogues are made of: shares in [0, 1], lengths in tokens. Prompts are always sampled at temperature 1."""
 
     with_system_prompt: float = 0.8
     with_opener: float = 0.6
-    greedy: float = 0.55
-    temperatures: tuple[float, ...] = (0.6, 0.8, 1.0)
     max_prompt_len: int = 110
-    max_answer_len: int = 140
+    answers: Answers = Answers(greedy=0.55, max_len=140)
 
     def row_len(self, turns: Turns, openers: Sequence[TokenIds]) -> int:
         """Tokens of the longest dialogue that can come of it."""
         longest_prompt = max(self.max_prompt_len, *(len(opener) for opener in openers))
-        return (
-            max(len(turns.opening), len(turns.bare_opening)) + longest_prompt + len(turns.close) + self.max_answer_len
-        )
+        opening = max(len(turns.opening), len(turns.bare_opening))
+        return opening + longest_prompt + len(turns.close) + self.answers.max_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +71,26 @@ def plan_dialogue(index: int, seed: int, turns: Turns, openers: Sequence[TokenId
         forced=opening + opener,
         start=len(opening),
         writes_prompt=True,
-        temperature=0.0 if rng.random() < mixture.greedy else float(rng.choice(mixture.temperatures)),
+        temperature=mixture.answers.temperature(rng),
         seed=Seed(int(rng.integers(2**63))),
         max_prompt_len=mixture.max_prompt_len,
-        max_answer_len=mixture.max_answer_len,
+        max_answer_len=mixture.answers.max_len,
     )
 
 
-def plan_answer(index: int, prompt: TokenIds, turns: Turns, max_answer_len: int) -> Plan:
-    """A greedy answer to a given prompt; the template and the prompt count as the opening."""
+def plan_answer(index: int, prompt: TokenIds, seed: int, turns: Turns, answers: Answers) -> Plan:
+    """An answer to a given prompt; the template and the prompt count as the opening."""
+    rng = np.random.default_rng([seed, index])
     forced = turns.opening + prompt + turns.close
     return Plan(
         index=index,
         forced=forced,
         start=len(forced),
         writes_prompt=False,
-        temperature=0.0,
-        seed=Seed(0),
+        temperature=answers.temperature(rng),
+        seed=Seed(int(rng.integers(2**63))),
         max_prompt_len=0,
-        max_answer_len=max_answer_len,
+        max_answer_len=answers.max_len,
     )
 
 

@@ -5,32 +5,40 @@ top K tokens as far as the trimmed head has them.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ssm_worker.boost.batches import BatchOrder, TrainingBatch, collate
-from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.lessons import Lessons
 from ssm_worker.boost.student import Student, column_of_token
 from treecore.errors import ConfigError
 
 ABSENT = -1e4  # a log-prob of nothing, but finite: softmax over nothing would be NaN
+TINY = 1e-9  # instead of the weight of nothing
 EMA_DECAY = 0.98
+
+Targets = Literal["soft", "hard"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a student is trained. Equal recipe, equal corpus, equal machine: equal student, bit for bit.
+    """How a student is trained. Equal recipe, equal lessons, equal machine: equal student, bit for bit.
 
+    start: what it was before, llm: the fingerprint of whom it learns from. targets: the LLM's law, or its best token.
     token_visits: tokens that training reads, over all passes. lr falls along a cosine from `peak_lr` to
     `final_lr_share` of it, after a linear warm-up. A pool is what is sorted by length before batches are cut.
     """
 
-    layers: tuple[int, ...]
+    start: str
+    llm: str
     num_head_rows: int
     token_visits: int
+    targets: Targets = "soft"
     seed: int = 0
     peak_lr: float = 1.5e-3
     final_lr_share: float = 0.02
@@ -52,7 +60,7 @@ class Recipe:
 class Distiller:
     """Trains `student` in place. Owns the optimiser and the counters; `order` follows from the counters."""
 
-    def __init__(self, student: Student, sequences: Sequence[TeacherSequence], recipe: Recipe) -> None:
+    def __init__(self, student: Student, lessons: Lessons, recipe: Recipe) -> None:
         self.student = student
         self.recipe = recipe
         self.optimiser = torch.optim.AdamW(
@@ -60,8 +68,8 @@ class Distiller:
         )
         self.num_steps, self.num_visited = 0, 0
         self.mean_loss: float | None = None  # exponential moving average, for people
-        self._sequences = sequences
-        lengths = [len(sequence.tokens) for sequence in sequences]
+        self._lessons = lessons
+        lengths = [len(sequence.tokens) for sequence in lessons.sequences]
         self._order = BatchOrder(lengths, recipe.seed, recipe.batch_len, recipe.pool_len)
         self._column_of = column_of_token(student.vocabulary.head_token_ids, student.spec.vocab_size)
 
@@ -72,7 +80,7 @@ class Distiller:
 
     def step(self) -> int:
         """One optimiser step. Returns how many tokens it read. Raises ConfigError once the loss is no number."""
-        batch = collate([self._sequences[idx] for idx in self._order[self.num_steps]])
+        batch = self._batch(self._order[self.num_steps])
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.lr(self.num_steps, self.num_visited)
         loss = self._loss(batch)
@@ -82,6 +90,13 @@ class Distiller:
         self.optimiser.step()
         self._count(loss.item(), batch.num_tokens)
         return batch.num_tokens
+
+    def _batch(self, indices: NDArray[np.intp]) -> TrainingBatch:
+        lessons = self._lessons
+        batch = collate([lessons.sequences[idx] for idx in indices], [lessons.weights[idx] for idx in indices])
+        if self.recipe.targets == "soft":
+            return batch
+        return replace(batch, top_ids=batch.top_ids[:, :1], top_logp=batch.top_logp[:, :1])
 
     def _loss(self, batch: TrainingBatch) -> Tensor:
         logits = self.student.logits(self.student(batch.tokens)[batch.is_target])
@@ -96,7 +111,7 @@ class Distiller:
 
 
 def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, temperature: float) -> Tensor:
-    """Mean over positions of -sum_v p(v) log q(v), in nats; logits fp32 [M, V_out], column_of int64 [V].
+    """Weighted mean over positions of -sum_v p(v) log q(v), in nats; logits fp32 [M, V_out], column_of int64 [V].
 
     p is the teacher's law at `temperature` on those of its top K tokens that the head has, renormalised. A position
     where it has none teaches nothing and is left out.
@@ -105,6 +120,5 @@ def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, t
     in_head = column >= 0
     p = torch.where(in_head, batch.top_logp / temperature, torch.tensor(ABSENT)).softmax(-1)
     log_q = (logits / temperature).log_softmax(-1).gather(1, column.clamp_min(0))
-    teaches = in_head.any(1)
-    losses = -(p * log_q).sum(1)[teaches]
-    return losses.sum() / max(len(losses), 1)
+    weights = batch.weights * in_head.any(1)
+    return -((p * log_q).sum(1) * weights).sum() / weights.sum().clamp_min(TINY)

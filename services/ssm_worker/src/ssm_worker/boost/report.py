@@ -3,78 +3,130 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ssm_worker.boost.agreement import Agreement
-from ssm_worker.boost.checkpoint import Mark, TrainingLog
+from ssm_worker.boost.agreement import NUM_GUESSES, Agreement, Ranks, agreement, merged
+from ssm_worker.boost.boosting import Round
+from ssm_worker.boost.checkpoint import Mark
 from ssm_worker.boost.corpus import Corpus
 
-MAX_MARKS = 20  # lines of the history; evenly spaced, the last one always
+MAX_MARKS = 20  # lines of a history; evenly spaced, the last one always
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """The trained SSM beside its teacher. Sizes in bytes, times in milliseconds a token."""
+    """A trained SSM. num_bytes of its weights file, ms: a token's milliseconds."""
 
-    teacher: str
     num_layers: int
-    num_teacher_layers: int
     num_head_rows: int
-    vocab_size: int
     num_bytes: int
-    ssm_ms: float
-    teacher_ms: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How the artefacts were timed: beside `llm`, a token of which takes `llm_ms`, with so many threads."""
+
+    llm: str
+    llm_ms: float
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """Each SSM's ranks on held-out text: of greedy text, and of tokens drawn at `temperature`."""
+
+    greedy: Sequence[Ranks]
+    sampled: Sequence[Ranks]
+    temperature: float
 
 
 def render_report(
-    artefact: Artefact, corpus: Corpus, log: TrainingLog | None, agreement: Agreement | None, num_threads: int
+    corpus: Corpus, rounds: Sequence[Round], artefacts: Sequence[Artefact], speed: Speed, guesses: Guesses | None
 ) -> str:
-    """The whole report. Without `log` (no checkpoint) or `agreement` (no held-out set) their lines are left out."""
-    rows = [
-        *_corpus_rows(corpus),
-        *(_training_rows(log, corpus) if log else []),
-        *(_agreement_rows(agreement) if agreement else []),
-        *_artefact_rows(artefact, num_threads),
+    """The whole report. Without `guesses` (no held-out set) the agreement is left out."""
+    parts = [
+        f"# SSMs for {speed.llm}",
+        _table(("what", "value"), _corpus_rows(corpus)),
+        "## Rounds",
+        _rounds(rounds),
+        "## Artefacts",
+        _artefacts(artefacts, speed),
+        *([render_guesses(guesses)] if guesses else []),
+        *(f"## History of SSM {idx}\n\n{_history(each.log.marks)}" for idx, each in enumerate(rounds, 1)),
     ]
-    parts = [f"# SSM for {artefact.teacher}", _table(("what", "value"), rows)]
-    if log:
-        parts.append("## History\n\n" + _history(log.marks))
     return "\n\n".join(parts) + "\n"
+
+
+def render_guesses(guesses: Guesses) -> str:
+    """How often the first guesses hold the LLM's token: alone, merged, and for comparison with as many guesses."""
+    tables = {"Agreement, greedy": guesses.greedy, f"Agreement, T = {guesses.temperature:g}": guesses.sampled}
+    return "\n\n".join(f"## {title}\n\n{_agreement(ranks)}" for title, ranks in tables.items())
+
+
+def _agreement(ranks: Sequence[Ranks]) -> str:
+    """Merged SSMs bring up to i * k guesses: beside them stands the first SSM with that many."""
+    rows = [(f"SSM {idx}", agreement(each)) for idx, each in enumerate(ranks, 1)]
+    for count in range(2, len(ranks) + 1):
+        rows.append((f"SSMs 1 to {count}, merged", agreement(merged(ranks[:count]))))
+        rows.append((f"SSM 1, {count} times the guesses", agreement(ranks[0], count)))
+    head = ("guesses of", *(f"top-{k}" for k in range(1, NUM_GUESSES + 1)))
+    return f"{len(ranks[0]):,} positions.\n\n" + _table(head, [(name, *_shares(found)) for name, found in rows])
+
+
+def _shares(found: Agreement) -> list[str]:
+    return [f"{share:.1%}" for share in found.top]
 
 
 def _corpus_rows(corpus: Corpus) -> list[tuple[str, str]]:
     greedy = sum(sequence.temperature == 0 for sequence in corpus.sequences)
     return [
-        ("teacher tokens", f"{corpus.num_tokens:,}"),
-        ("dialogues", f"{len(corpus.sequences):,} ({greedy / len(corpus.sequences):.0%} greedy answers)"),
-        ("wall time of generation, summed over processes", _duration(corpus.wall_s)),
+        ("the LLM's tokens", f"{corpus.num_tokens:,}"),
+        ("completions", f"{len(corpus.sequences):,} ({greedy / len(corpus.sequences):.0%} greedy)"),
+        ("wall time of writing them, summed over processes", _duration(corpus.wall_s)),
     ]
 
 
-def _training_rows(log: TrainingLog, corpus: Corpus) -> list[tuple[str, str]]:
-    last = log.marks[-1]
-    passes = last.num_visited / corpus.num_positions
-    return [
-        ("optimiser steps", f"{last.num_steps:,}"),
-        ("tokens read in training", f"{last.num_visited:,} ({passes:.1f} passes)"),
-        ("wall time of training", _duration(last.wall_s)),
-        ("loss at the end (nats, moving average)", f"{last.loss:.3f}"),
+def _rounds(rounds: Sequence[Round]) -> str:
+    head = ("SSM", "start", "open prompts", "reproduced", "open positions", "held", "tokens read", "wall time", "loss")
+    rows = [(str(idx), *_round(each)) for idx, each in enumerate(rounds, 1)]
+    return _table(head, rows)
+
+
+def _round(each: Round) -> tuple[str, ...]:
+    last = each.log.marks[-1]
+    return (
+        str(each.log.recipe["start"]),
+        f"{each.num_prompts:,}",
+        f"{each.num_covered:,} ({each.num_covered / max(each.num_prompts, 1):.1%})",
+        f"{each.num_positions:,}",
+        f"{each.num_hit:,} ({each.num_hit / max(each.num_positions, 1):.1%})",
+        f"{last.num_visited:,}",
+        _duration(last.wall_s),
+        f"{last.loss:.3f}",
+    )
+
+
+def _artefacts(artefacts: Sequence[Artefact], speed: Speed) -> str:
+    threads = "1 thread" if speed.num_threads == 1 else f"{speed.num_threads} threads"
+    head = (
+        "SSM",
+        "layers",
+        "head rows",
+        "MB",
+        f"ms a token ({threads})",
+        f"faster than the LLM ({speed.llm_ms:.1f} ms)",
+    )
+    rows = [
+        (
+            str(idx),
+            str(each.num_layers),
+            f"{each.num_head_rows:,}",
+            f"{each.num_bytes / 1e6:.1f}",
+            f"{each.ms:.1f}",
+            f"{speed.llm_ms / each.ms:.1f}x",
+        )
+        for idx, each in enumerate(artefacts, 1)
     ]
-
-
-def _agreement_rows(agreement: Agreement) -> list[tuple[str, str]]:
-    rows = [(f"held-out agreement top-{k}", f"{share:.1%}") for k, share in enumerate(agreement.top, 1)]
-    return [("held-out positions", f"{agreement.num_positions:,}"), *rows]
-
-
-def _artefact_rows(artefact: Artefact, num_threads: int) -> list[tuple[str, str]]:
-    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-    return [
-        ("layers", f"{artefact.num_layers} of {artefact.num_teacher_layers}"),
-        ("head rows", f"{artefact.num_head_rows:,} of {artefact.vocab_size:,}"),
-        ("artefact size", f"{artefact.num_bytes / 1e6:.1f} MB"),
-        (f"teacher, ms a token ({threads})", f"{artefact.teacher_ms:.1f}"),
-        (f"SSM, ms a token ({threads})", f"{artefact.ssm_ms:.1f}"),
-        ("speed ratio", f"{artefact.teacher_ms / artefact.ssm_ms:.1f}x"),
-    ]
+    return _table(head, rows)
 
 
 def _history(marks: Sequence[Mark]) -> str:

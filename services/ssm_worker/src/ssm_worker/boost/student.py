@@ -85,25 +85,29 @@ class _Layers(nn.Module):
 class Vocabulary:
     """Both ends of a student, frozen: embedding [V, H] in any dtype, head fp32 [V_out, H].
 
-    head_token_ids int64 [V_out], ascending: the token of each row of the head.
+    head_token_ids int64 [V_out], ascending: the token of each row of the head. is_borrowed: from the LLM.
     """
 
     embedding: Tensor
     head: Tensor
     head_token_ids: Tensor
+    is_borrowed: bool = True
 
 
 class Student(nn.Module):
-    """Layers of a Llama-family model, in fp32, between the teacher's embedding and a trimmed head.
+    """Layers of a Llama-family model, in fp32, between an embedding and a head that stay as they are.
 
     state_dict() has the layers and the last norm by the names that they have in a checkpoint; `weights` is such a
-    dict, in any dtype, of `spec.num_layers` layers. It is copied.
+    dict, in any dtype, of `spec.num_layers` layers. It is copied. config: of the checkpoint that it comes from.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Tensor], vocabulary: Vocabulary, config: Mapping[str, object]
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.vocabulary = vocabulary
+        self.config = config
         with torch.device("meta"):  # no time or memory for initial weights that are thrown away
             self.model = _Layers(spec)
         self.load_state_dict(

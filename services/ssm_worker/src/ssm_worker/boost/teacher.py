@@ -102,38 +102,51 @@ class _Row:
 
 
 class Teacher:
-    """Writes dialogues of up to `row_len` tokens, `num_rows` at a time. Owns the KV cache of those in progress."""
+    """Writes dialogues of up to `row_len` tokens, `num_rows` at a time."""
 
     def __init__(self, decoder: Decoder, turns: Turns, num_rows: int, row_len: int, num_top: int = NUM_TOP) -> None:
         if row_len > decoder.spec.context_len:
             raise ConfigError(
                 f"dialogues of {row_len} tokens exceed {decoder.spec.name}'s context of {decoder.spec.context_len}"
             )
-        self._held = HeldRequests(decoder, num_rows * -(-row_len // BLOCK_LEN), BLOCK_LEN)
+        self._decoder = decoder
         self._turns = turns
+        self._num_rows, self._row_len = num_rows, row_len
         self._num_top = min(num_top, decoder.spec.vocab_size)
-        self._room = [Record.with_room(row_len, self._num_top) for _ in range(num_rows)]
 
     def write(self, plans: Iterable[Plan]) -> Iterator[Written]:
         """Each dialogue as it ends, which is not the order of the plans; one plan is taken whenever a row is free.
 
-        A dialogue depends on its plan and on the model alone, not on its neighbours (up to rounding in the kernels).
+        The same plans give the same bits, whatever was written before: the cache starts empty. A dialogue's tokens
+        depend on its plan and on the model alone, up to rounding in kernels whose batches have other neighbours.
         """
+        held = HeldRequests(self._decoder, self._num_rows * -(-self._row_len // BLOCK_LEN), BLOCK_LEN)
+        room = [Record.with_room(self._row_len, self._num_top) for _ in range(self._num_rows)]
+        return _Desk(held, self._turns, room).write(plans)
+
+
+class _Desk:
+    """Dialogues in progress. Owns their KV cache and the records that they fill, `room`: one for each row."""
+
+    def __init__(self, held: HeldRequests, turns: Turns, room: list[Record]) -> None:
+        self._held = held
+        self._turns = turns
+        self._room = room
+
+    def write(self, plans: Iterable[Plan]) -> Iterator[Written]:
+        """See Teacher.write."""
         waiting = iter(plans)
         released: list[RequestId] = []
         rows: list[_Row] = []
-        try:
-            while True:
-                rows += [self._open(plan) for plan in itertools.islice(waiting, len(self._room))]
-                self._held.begin_step(_OWNER, released)
-                if not rows:
-                    return
-                over = self._step(rows)
-                rows = [row for row in rows if row not in over]
-                released = [self._close(row) for row in over]
-                yield from [row.written() for row in over]  # all before a record is filled again
-        finally:  # whoever asked may have enough before the plans run out
-            self._held.begin_step(_OWNER, released + [self._close(row) for row in rows])
+        while True:
+            rows += [self._open(plan) for plan in itertools.islice(waiting, len(self._room))]
+            if not rows:
+                return
+            self._held.begin_step(_OWNER, released)
+            over = self._step(rows)
+            rows = [row for row in rows if row not in over]
+            released = [self._close(row) for row in over]
+            yield from [row.written() for row in over]  # all before a record is filled again
 
     def _open(self, plan: Plan) -> _Row:
         return _Row(Dialogue(plan, self._turns), self._room.pop())
@@ -148,7 +161,8 @@ class Teacher:
             refused = self._held.take(row.item())
             assert refused is None, "the cache has room for every row"
         logits = np.concatenate(self._held.compute([row.request_id for row in rows]))
-        ids, logp = (part.numpy() for part in top_logp(torch.from_numpy(logits), self._num_top))
+        num_top = rows[0].record.top_ids.shape[1]
+        ids, logp = (part.numpy() for part in top_logp(torch.from_numpy(logits), num_top))
         over = []
         for row, row_logits, row_ids, row_logp in zip(rows, logits, ids, logp, strict=True):
             row.note(row_ids, row_logp)

@@ -1,4 +1,4 @@
-"""A training run from start or checkpoint to the exported artefact. Knows the run directory; nothing of gradients."""
+"""The training of one SSM, from start or checkpoint to its artefact. Knows the run directory; nothing of gradients."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssm_worker.boost.agreement import measure_agreement
+from ssm_worker.boost.artefact import export_artefact
 from ssm_worker.boost.checkpoint import Mark, TrainingLog, recipe_fields, restore_checkpoint, save_checkpoint
-from ssm_worker.boost.corpus import Corpus, TeacherSequence
-from ssm_worker.boost.distil import Distiller, Recipe
-from ssm_worker.boost.prune import choose_head_tokens, export_artefact, prune
-from treecore.model.families import read_spec
+from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.distil import Distiller
+from ssm_worker.boost.lessons import Lessons
 
 Clock = Callable[[], float]
 OnStep = Callable[[int, float], None]
@@ -19,20 +19,10 @@ OnMark = Callable[[Mark], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RunDirectory:
-    """Where a run keeps what."""
+class SsmDirectory:
+    """Where what belongs to one SSM lies."""
 
     root: Path
-
-    @property
-    def corpus(self) -> Path:
-        """Directory of the teacher text's shards."""
-        return self.root / "corpus"
-
-    @property
-    def held_out(self) -> Path:
-        """The one shard that is only measured on."""
-        return self.root / "held-out.npz"
 
     @property
     def checkpoint(self) -> Path:
@@ -45,32 +35,49 @@ class RunDirectory:
         return self.root / "artefact"
 
     @property
+    def hits(self) -> Path:
+        """Where in the corpus it holds the LLM's token."""
+        return self.root / "hits.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Where a run keeps what."""
+
+    root: Path
+
+    @property
+    def corpus(self) -> Path:
+        """Directory of the LLM's text, in shards."""
+        return self.root / "corpus"
+
+    @property
+    def held_out(self) -> Path:
+        """The one shard that is only measured on."""
+        return self.root / "held-out.npz"
+
+    @property
     def report(self) -> Path:
         """The report, in Markdown."""
         return self.root / "report.md"
 
-
-def new_distiller(teacher: Path, corpus: Corpus, recipe: Recipe) -> Distiller:
-    """The start of a run: the teacher's layers, before the first step."""
-    spec = read_spec(teacher)
-    ends = {*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])}
-    head_token_ids = choose_head_tokens(corpus.sequences, spec.vocab_size, recipe.num_head_rows, ends)
-    return Distiller(prune(teacher, recipe.layers, head_token_ids), corpus.sequences, recipe)
+    def ssm(self, idx: int) -> SsmDirectory:
+        """That of SSM `idx`, from 0; people count from 1."""
+        return SsmDirectory(self.root / f"ssm-{idx + 1}")
 
 
 class TrainingRun:
     """Steps a distiller to its end. Owns the checkpoint, the artefact and the history."""
 
     def __init__(
-        self, distiller: Distiller, corpus: Corpus, run: RunDirectory, teacher: Path, clock: Clock = time.monotonic
+        self, distiller: Distiller, lessons: Lessons, directory: SsmDirectory, clock: Clock = time.monotonic
     ) -> None:
         self._distiller = distiller
-        self._run = run
-        self._teacher = teacher
+        self._directory = directory
         self._clock = clock
-        self._log = TrainingLog(recipe_fields(distiller), corpus.digest(), ())
-        if run.checkpoint.exists():
-            self._log = restore_checkpoint(run.checkpoint, distiller, self._log)
+        self.log = TrainingLog(recipe_fields(distiller), lessons.digest(), ())
+        if directory.checkpoint.exists():
+            self.log = restore_checkpoint(directory.checkpoint, distiller, self.log)
 
     @property
     def num_visited(self) -> int:
@@ -88,10 +95,10 @@ class TrainingRun:
             if distiller.is_done or distiller.num_steps % checkpoint_steps == 0:
                 on_mark(self._mark(held_out, self._clock() - started))
                 started = self._clock()
-        export_artefact(distiller.student, self._teacher, self._run.artefact)
+        export_artefact(distiller.student, self._directory.artefact)
 
     def _mark(self, held_out: Sequence[TeacherSequence], seconds: float) -> Mark:
-        distiller, marks = self._distiller, self._log.marks
+        distiller, marks = self._distiller, self.log.marks
         mark = Mark(
             num_steps=distiller.num_steps,
             num_visited=distiller.num_visited,
@@ -99,7 +106,7 @@ class TrainingRun:
             loss=distiller.mean_loss or 0.0,
             agreement=measure_agreement(distiller.student, held_out).top if held_out else (),
         )
-        self._log = replace(self._log, marks=(*marks, mark))
-        save_checkpoint(self._run.checkpoint, distiller, self._log)
-        export_artefact(distiller.student, self._teacher, self._run.artefact)
+        self.log = replace(self.log, marks=(*marks, mark))
+        save_checkpoint(self._directory.checkpoint, distiller, self.log)
+        export_artefact(distiller.student, self._directory.artefact)
         return mark

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from ssm_worker.boost.corpus import TeacherSequence
 from treecore.errors import ConfigError
 
 TokenIds = tuple[int, ...]
@@ -43,6 +44,14 @@ class TeacherText:
     def encode(self, text: str) -> TokenIds:
         """The ids of `text` as they stand in the middle of a turn."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def answer(self, sequence: TeacherSequence) -> str:
+        """The words of the answer: what follows the user's turn if the LLM wrote that too, else all behind `start`."""
+        written = sequence.tokens[sequence.start :].tolist()
+        size = len(self.turns.close)
+        ends = (at + size for at in range(len(written) - size) if tuple(written[at : at + size]) == self.turns.close)
+        words = [token for token in written[next(ends, 0) :] if token not in self.turns.special]
+        return str(self._tokenizer.decode(words)).strip()
 
     def _read_turns(self, eos_token_ids: Sequence[int]) -> Turns:
         if not eos_token_ids:
@@ -92,6 +101,15 @@ def read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     return [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_passages(path: Path) -> list[str]:
+    """What empty lines separate in a text file. Raises ConfigError naming a file that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    return [passage.strip() for passage in re.split(r"\n\s*\n", text) if passage.strip()]
 
 
 def _prompt(line: str, place: str) -> str:
