@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from treecore.errors import EspalierError
 
 _INTERRUPTED = 130
-_COMMANDS = {"up": "up", "generate": "generate", "bench": "bench", "models": "catalogue", "doctor": "doctor"}
+_COMMANDS = {
+    "up": "up",
+    "generate": "generate",
+    "bench": "bench",
+    "models": "catalogue",
+    "doctor": "doctor",
+    "boost": "boost",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
