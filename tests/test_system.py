@@ -150,6 +150,28 @@ async def test_ssm_equal_to_the_llm_is_always_right(client: httpx.AsyncClient) -
     assert answer["espalier"]["steps"] == 1 + -(-(num_tokens - 1) // 4)
 
 
+async def test_a_request_names_the_ssms_that_draft_for_it(client: httpx.AsyncClient) -> None:
+    """The text is the same whoever drafts; one that is always right, one that hardly ever is, one that is not here."""
+    answers = {
+        name: await complete(
+            client,
+            "Who drafts",
+            max_tokens=21,
+            temperature=1,
+            seed=6,
+            ignore_eos=True,
+            espalier={"tree": [1, 1, 1], "ssms": [name]},
+        )
+        for name in ("itself", "rubbish", "nobody")
+    }
+    ids = token_ids(answers["itself"])
+    assert len(ids) == 21
+    assert all(token_ids(answer) == ids for answer in answers.values())
+    steps = {name: answer["espalier"]["steps"] for name, answer in answers.items()}
+    assert (steps["itself"], steps["nobody"]) == (6, 21)
+    assert steps["itself"] < steps["rubbish"] <= 21
+
+
 async def test_replay_from_the_seed_told(client: httpx.AsyncClient) -> None:
     """A request without a seed is told one, and the seed repeats the answer."""
     first = await complete(client, "Again", max_tokens=20, temperature=1)

@@ -1,10 +1,12 @@
 """`espalier bench speculate`: configurations, figures against hand-made records, the journal, the report."""
 
 import argparse
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import httpx
@@ -27,7 +29,7 @@ from espalier_local.bench.speculate.configurations import (
     possible,
 )
 from espalier_local.bench.speculate.goals import goals
-from espalier_local.bench.speculate.measure import batches
+from espalier_local.bench.speculate.measure import Measurement, batches
 from espalier_local.bench.speculate.records import Decoded, Journal, Round, Run, Setup, read_journal
 from espalier_local.bench.speculate.report import BEGIN, END, as_markdown, as_text, write_docs
 from espalier_local.bench.speculate.results import Results
@@ -386,6 +388,52 @@ async def test_totals_come_from_the_metrics() -> None:
         async with httpx.AsyncClient(base_url="http://gateway", transport=transport) as client:
             with pytest.raises(Unavailable, match="no metrics"):
                 await read_totals(client)
+
+
+class Gateway:
+    """Answers every request with three tokens in two steps; each adds a step of 4 nodes. asked: in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Respond."""
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "llm"}]})
+        if request.url.path == "/metrics":
+            count = len(self.asked)
+            return httpx.Response(200, text=f"espalier_steps_total {count}\nespalier_draft_tokens_total {4 * count}\n")
+        self.asked.append(json.loads(request.content))
+        choices = [{"delta": {"content": "word"}, "finish_reason": "length"}]
+        told = {"steps": 2, "token_ids": [[1, 2, 3]]}
+        event = {"choices": choices, "espalier": told, "usage": {"completion_tokens": 3}}
+        return httpx.Response(200, text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+
+
+async def test_a_round_fills_the_caches_then_asks_each_way_beginning_with_another(tmp_path: Path) -> None:
+    """Of a batch, all prompts in each way; what the journal has already is not asked again."""
+    ways = (INCREMENTAL, Configuration("a", ONE, (1,)), Configuration("b", ONE, (2,), at_every_batch=False))
+    setup = dataclasses.replace(SETUP, configurations=ways)
+    gateway, counted = Gateway(), []
+    cases = read_cases([], 3)
+    wanted = batches(cases, 2, (2,))
+    async with httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(gateway)) as client:
+        journal = Journal(tmp_path / "run.jsonl", setup)
+        await Measurement(client, journal, counted.append).run(wanted, [0.8])
+        asked = [(body["max_tokens"], body["espalier"].get("tree")) for body in gateway.asked]
+        fill = (2, None)
+        none, one, two = (64, None), (64, [1]), (64, [2])
+        assert asked == [
+            *(fill, none, one, two), *(fill, one, two, none), *(fill, two, none, one),
+            *(fill, fill, one, one, none, none),
+        ]  # fmt: skip
+        assert sum(counted) == 3 * 3 + 2 * 2
+        assert [list(each.runs) for each in journal.rounds] == [["incremental", "a", "b"]] * 3 + [["incremental", "a"]]
+        assert {body["temperature"] for body in gateway.asked} == {0.8}
+        await Measurement(client, Journal(tmp_path / "run.jsonl", setup), counted.append).run(wanted, [0.8])
+        assert (len(gateway.asked), sum(counted)) == (len(asked), 26)
+    run = journal.rounds[-1].runs["a"]
+    assert [(answer.num_tokens, answer.num_steps) for answer in run.answers] == [(3, 2)] * 2
 
 
 def parsed(*flags: str) -> argparse.Namespace:
