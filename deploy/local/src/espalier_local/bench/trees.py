@@ -1,6 +1,7 @@
 """`espalier bench trees`: what the manager's own work on trees costs: merge, prune, supports and the walk, by rule.
 
-CPU time of 32 requests with a tree of 64 nodes each, from one SSM or two; no models, no bus.
+CPU time of 32 requests with a tree of 64 nodes each, from one SSM or two, and of shaping trees by likelihood; no models
+and no bus.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from espalier_local.bench import choice
 from espalier_local.bench.table import table
 from espalier_local.options import positive
 from espalier_local.output import say
@@ -53,7 +55,18 @@ def run(args: argparse.Namespace) -> int:
         rows += [(name, rule, *measure(shape, rule, args.rounds)) for rule in rules]
     head = (f"{_NUM_REQUESTS} requests", "rule", "nodes", "merge ms", "supports ms", "walk ms", "all ms")
     say(table(head, rows))
+    say(table(*_choice(args.rounds)))
     return 0
+
+
+def _choice(rounds: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The table of choice.py: median CPU times."""
+    rows = []
+    for num_ssms in (1, 2):
+        times = {name: median(_cpu_ms(work) for _ in range(rounds)) for name, work in choice.works(num_ssms).items()}
+        rows.append((f"{num_ssms} SSMs", *(f"{value:.2f}" for value in times.values())))
+    head = (f"{choice.NUM_REQUESTS} requests, {choice.NUM_CANDIDATES} candidates", *(f"{name} ms" for name in times))
+    return head, rows
 
 
 def measure(shape: Sequence[tuple[int, ...]], rule: Rule, rounds: int) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""Whether a step should wait for a draft, and how deep: what drafts have been worth against what they cost.
+
+Knows probabilities by depth and prices; must not know requests, workers or tokens. Mutable: one owner.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from treecore.choice import Probabilities, StepPrice
+from treecore.costs import ForwardCosts
+from treecore.forest import Forest, num_equal_before
+
+_DEEPEST, _WIDEST = 16, 8
+_NEW = 0.15  # weight of the latest observation
+_EXPLORED = 0.03  # of all time at most goes to drafts that do not look worth it
+_RATES = np.array([0.48, 0.13, 0.065, 0.04, 0.035, 0.02, 0.015, 0.01])  # architecture section 4: before any draft
+_FALL = 0.6  # from depth to depth, before any draft
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOffer:
+    """What waiting for a draft means in this step.
+
+    price: of the step without waiting. draft: an SSM's forward, over `width` rows for each waiting request; wait_ms:
+    what waiting costs beside (bus). Of num_requests, num_waiting have no candidates and would get them, up to max_depth
+    deep and max_nodes large (the root included). num_chosen nodes of the others bring chosen_tokens anyway.
+    """
+
+    price: StepPrice
+    draft: ForwardCosts
+    width: int
+    wait_ms: float
+    num_requests: int
+    num_waiting: int
+    max_depth: int
+    max_nodes: int
+    num_chosen: int = 0
+    chosen_tokens: float = 0.0
+
+
+class DraftDepth:
+    """Remembers, by depth, how likely the best nodes of recent drafts were, and how fast steps have been.
+
+    A draft of D forwards brings nodes of depth <= D as likely as those, and the step keeps those that are worth it. D
+    is chosen for the most (tokens - going rate * ms): a slower step must bring more than its time brings elsewhere. The
+    going rate is held as a multiple of verifying roots alone, so that it means something for a batch of any size.
+    """
+
+    def __init__(self) -> None:
+        self._likely = np.multiply.outer(_FALL ** np.arange(_DEEPEST), _RATES)  # [depth - 1, place]: mean path_p
+        self._speedup = 1.0
+        self._unspent_ms = 0.0
+
+    def observe(self, forest: Forest, path_p: Probabilities) -> None:
+        """A draft that was waited for: all its candidates. Requests without any tell nothing."""
+        R, num_levels = forest.num_requests, min(len(forest.levels), _DEEPEST)
+        if num_levels == 0:
+            return
+        order = R + np.argsort(-path_p[R:], kind="stable")
+        order = order[forest.depths[order] <= num_levels]
+        places = num_equal_before(forest.requests[order] * (num_levels + 1) + forest.depths[order])
+        order, places = order[places < _WIDEST], places[places < _WIDEST]
+        seen = np.zeros((num_levels, _WIDEST))
+        np.add.at(seen, (forest.depths[order] - 1, places), path_p[order])
+        seen /= len(np.unique(forest.requests[R:]))
+        self._likely[:num_levels] += _NEW * (seen - self._likely[:num_levels])
+
+    def on_step(self, num_requests: int, num_tokens: int, ms: float, price: StepPrice) -> None:
+        """A step of `ms` committed so many tokens. price: what it would have cost without a draft."""
+        if num_requests == 0 or ms <= 0.0:
+            return
+        speedup = num_tokens / ms / _plain_rate(num_requests, price)
+        self._speedup += _NEW * (min(speedup, 10.0) - self._speedup)
+        self._unspent_ms += _EXPLORED * ms
+
+    def best(self, offer: DraftOffer) -> int:
+        """How many forwards to wait for: 0 to verify what there is.
+
+        Now and then a draft that does not seem worth it, so that a better SSM or an idle machine is noticed.
+        """
+        if offer.num_waiting == 0 or offer.max_depth == 0:
+            return 0
+        rate = self._speedup * _plain_rate(offer.num_requests, offer.price)
+        depths = range(min(offer.max_depth, _DEEPEST) + 1)
+        gains = [self._gain(depth, offer, rate) for depth in depths]
+        found = int(np.argmax(gains))
+        return found or self._explored(offer, 1 + int(np.argmax(gains[1:])))
+
+    def _explored(self, offer: DraftOffer, depth: int) -> int:
+        """`depth` if there is time to spend on it, else 0."""
+        draft_ms = _draft_ms(depth, offer)
+        if self._unspent_ms < draft_ms:
+            return 0
+        self._unspent_ms = 0.0
+        return depth
+
+    def _gain(self, depth: int, offer: DraftOffer, rate: float) -> float:
+        """Tokens of a step with a draft of that depth, less what its time brings elsewhere."""
+        likely = -np.sort(-self._likely[:depth], axis=None)[: offer.max_nodes - 1]
+        tokens = offer.num_waiting * np.concatenate([[0.0], np.cumsum(likely)])
+        rows = offer.num_requests + offer.num_chosen + offer.price.num_other_rows
+        ms = offer.price.verify.ms(rows + offer.num_waiting * np.arange(len(tokens))) + _draft_ms(depth, offer)
+        known = offer.num_requests + offer.chosen_tokens + offer.price.num_other_tokens - rate * offer.price.fixed_ms
+        return float(known + (tokens - rate * ms).max())
+
+
+def forwards_within(ms: float, draft: ForwardCosts, num_rows: int, most: int) -> int:
+    """How many forwards over so many rows an SSM finishes in `ms` (drafting ahead), at most `most`."""
+    return min(most, int(ms / draft.ms(num_rows)))
+
+
+def _draft_ms(depth: int, offer: DraftOffer) -> float:
+    if depth == 0:
+        return 0.0
+    return offer.wait_ms + depth * offer.draft.ms(offer.num_waiting * offer.width)
+
+
+def _plain_rate(num_requests: int, price: StepPrice) -> float:
+    """Tokens per ms of verifying roots alone."""
+    ms = price.fixed_ms + price.verify.ms(num_requests + price.num_other_rows)
+    return (num_requests + price.num_other_tokens) / ms
