@@ -244,7 +244,7 @@ def test_the_pooled_table_has_a_row_a_configuration() -> None:
     shares = by_ssm(RESULTS, 0.0)
     assert shares is not None
     assert shares.header == ("decoding", "ssm", "b1", "b2")
-    assert shares.rows == ((BOOSTED, "1.0 (0%)", "3.0 (40%)", ""),)
+    assert shares.rows == ((BOOSTED, "1.0 (0%)", "3.0 (40%)", "none"),)
     assert pooled(RESULTS, 0.5) is None
 
 

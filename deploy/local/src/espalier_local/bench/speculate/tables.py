@@ -54,21 +54,16 @@ def _row(name: str, column: Column, found: Sheet) -> tuple[str, ...]:
 def by_ssm(results: Results, temperature: float) -> Table | None:
     """At batch 1: a row a configuration in which several SSMs draft, a column an SSM."""
     found = results.at(temperature)
-    several = [each.name for each in results.setup.configurations if len(each.ssms) > 1]
-    if found is None or not several:
-        return None
-    rows = [
-        (name, *(_share(column, ssm) for ssm in results.setup.ssms))
-        for name, column in found.columns.items()
-        if name in several
-    ]
+    columns = {} if found is None else found.columns
+    several = [each.name for each in results.setup.configurations if len(each.ssms) > 1 and each.name in columns]
+    rows = [(name, *(_share(columns[name], ssm) for ssm in results.setup.ssms)) for name in several]
     title = f"{law(temperature)}: verified nodes a step that each SSM proposed, and how many of these were accepted"
-    return Table(title, ("decoding", *results.setup.ssms), tuple(rows))
+    return Table(title, ("decoding", *results.setup.ssms), tuple(rows)) if rows else None
 
 
 def _share(column: Column, ssm: str) -> str:
     accepted = column.totals.accepted_share_of(ssm)
-    return "" if accepted is None else f"{column.totals.nodes_per_step_of(ssm):.1f} ({accepted:.0%})"
+    return "none" if accepted is None else f"{column.totals.nodes_per_step_of(ssm):.1f} ({accepted:.0%})"
 
 
 def by_category(results: Results, temperature: float) -> list[Table]:
