@@ -18,6 +18,9 @@ class SsmSettings(ServiceSettings):
         None,
         description="directory of the LLM; for an SSM that borrows its embedding or its vocabulary, and for suffix",
     )
+    min_shared_vocab: float = Field(
+        0.5, ge=0, le=1, description="share of the LLM's tokens that an SSM of another vocabulary must have too"
+    )
     corpus: Path | None = Field(None, description='JSON Lines of {"text": "..."} to draft from too (kind suffix)')
     corpus_tokens: int = Field(262_144, ge=1, description="tokens of the corpus that are read; some 300 bytes each")
     min_match: int = Field(2, ge=1, description="tokens that must repeat before the next are drafted (kind suffix)")

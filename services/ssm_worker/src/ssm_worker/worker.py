@@ -1,18 +1,23 @@
 """The SSM worker process with a small model: loads it, announces itself, answers DraftRequests."""
 
 import asyncio
+import logging
 import secrets
-from pathlib import Path
 
 from ssm_worker.grow import Grower
 from ssm_worker.settings import SsmSettings
+from ssm_worker.translated import TranslatedDecoder
+from ssm_worker.vocabulary import Model, token_map
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, DraftRequest, WorkerId
+from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder, open_checkpoint
-from treecore.model.spec import ModelSpec
+from treecore.service.telemetry import log_event
 from treecore.service.worker import serve_worker
+
+logger = logging.getLogger(__name__)
 
 
 async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
@@ -21,14 +26,14 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     if ssm is None:
         raise ConfigError("--ssm: an SSM of kind model needs the directory of its checkpoint")
     decoder = await asyncio.to_thread(load_decoder, ssm, dtype=settings.dtype, embedding_from=teacher)
-    check_vocabulary(ssm, decoder.spec, teacher)
-    spec = decoder.spec
+    forwards = await asyncio.to_thread(_for_teacher, decoder, settings)
+    spec = forwards.spec
     tokenizer_dir = teacher or ssm
     grammars = await asyncio.to_thread(grammar_starter, tokenizer_dir, spec.vocab_size, spec.eos_token_ids)
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
-    held = HeldRequests(decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
+    held = HeldRequests(forwards, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
-    grower = Grower(worker_id, held, spec.vocab_size, decoder.output_token_ids)
+    grower = Grower(worker_id, held, spec.vocab_size, forwards.output_token_ids)
 
     def describe(leaving: bool) -> Announcement:
         return held.announcement(worker_id, "ssm", settings.name, leaving=leaving)
@@ -36,10 +41,16 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     await serve_worker(settings, describe, DraftRequest, grower.step, stop)
 
 
-def check_vocabulary(ssm: Path, spec: ModelSpec, teacher: Path | None) -> None:
-    """Raises ConfigError if the SSM speaks of other tokens than its teacher: it would run and never draft."""
-    if teacher is None:
-        return
-    wanted = open_checkpoint(teacher)[0].vocab_size
-    if spec.vocab_size != wanted:
-        raise ConfigError(f"{ssm}: vocab_size={spec.vocab_size}, but {teacher} has {wanted}; it cannot draft for it")
+def _for_teacher(decoder: Decoder, settings: SsmSettings) -> Decoder | TranslatedDecoder:
+    """The decoder as one of its teacher's vocabulary. Raises ConfigError if it speaks of too many other tokens."""
+    ssm, teacher = settings.ssm, settings.teacher
+    if ssm is None or teacher is None:
+        return decoder
+    llm = Model(teacher, open_checkpoint(teacher)[0])
+    found = token_map(Model(ssm, decoder.spec), llm, settings.min_shared_vocab)
+    if found is None:
+        return decoder
+    log_event(
+        logger, logging.INFO, "vocabulary mapped", num_shared=len(found.llm_twins), num_tokens=llm.spec.vocab_size
+    )
+    return TranslatedDecoder(decoder, found, llm.spec)
