@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treecore import forest as forest_module
 from treecore.errors import WireError
 from treecore.forest import Forest, ScoredDraft, merge_drafts
 
@@ -145,7 +146,8 @@ def test_a_draft_without_scores_gets_those_of_its_ranks() -> None:
     unscored = ScoredDraft.checked(3, tokens, parents, None, 8)
     scored = draft_of(4, [(1, 0, -0.5)])
     forest = merged([[unscored, scored]])
-    scores = forest.tries.scores[forest.tries.ssms == 0]
+    is_unscored = forest.tries.ssms == 0
+    scores = forest.tries.scores[is_unscored][np.argsort(forest.tries.ranks[is_unscored])]
     assert scores.dtype == np.float32
     assert np.exp(scores[0]) == pytest.approx(0.48)
     assert np.all(np.diff(scores) <= 0)
@@ -153,6 +155,22 @@ def test_a_draft_without_scores_gets_those_of_its_ranks() -> None:
     below = unscored.below((2,))
     assert below is not None
     assert below.scores is None
+
+
+def test_paths_that_have_the_same_code_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that collide at first: the forest is what it would have been without."""
+    batch = [[draft_of(7, [(1, 0, -1.0), (2, 0, -1.0), (3, 1, -1.0)]), draft_of(8, [(1, 0, -1.0), (3, 1, -2.0)])]] * 2
+    expected = sorted(paths_of(merged(batch)))
+    mixed = forest_module._mixed
+    salts = []
+
+    def colliding(values: np.ndarray, salt: int) -> np.ndarray:
+        salts.append(salt)
+        return mixed(values, salt) if salt > 2 else np.zeros(len(values), np.uint64)
+
+    monkeypatch.setattr(forest_module, "_mixed", colliding)
+    assert sorted(paths_of(merged(batch))) == expected
+    assert max(salts) == 3
 
 
 def test_no_drafts_at_all() -> None:

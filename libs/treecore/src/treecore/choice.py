@@ -57,8 +57,7 @@ def choose(forest: Forest, path_p: Probabilities, bounds: Bounds, price: StepPri
     the sort is stable. So one pass over n finds the best set there is; 0 nodes may well be it.
     """
     R = forest.num_requests
-    order = _most_likely(forest, path_p, bounds)
-    order = order[: max(0, bounds.max_rows - R - price.num_other_rows)]
+    order = _most_likely(forest, path_p, bounds, max(0, bounds.max_rows - R - price.num_other_rows))
     rows = R + price.num_other_rows + np.arange(len(order) + 1)
     tokens = R + price.num_other_tokens + np.concatenate([[0.0], np.cumsum(path_p[order])])
     ms = price.fixed_ms + price.verify.ms(rows)
@@ -69,13 +68,15 @@ def choose(forest: Forest, path_p: Probabilities, bounds: Bounds, price: StepPri
     return Choice(kept, int(rows[best]), float(tokens[best]), float(ms[best]))
 
 
-def _most_likely(forest: Forest, path_p: Probabilities, bounds: Bounds) -> Places:
-    """Candidates within the bounds of their trees, the most likely first."""
+def _most_likely(forest: Forest, path_p: Probabilities, bounds: Bounds, count: int) -> Places:
+    """The `count` most likely candidates within the bounds of their trees, the most likely first."""
     R = forest.num_requests
     max_depth, most = (np.broadcast_to(bound, R) for bound in (bounds.max_depth, np.subtract(bounds.max_nodes, 1)))
-    requests = forest.requests[R:]
-    order = R + np.argsort(-path_p[R:], kind="stable")
-    order = order[forest.depths[order] <= max_depth[forest.requests[order]]]
-    if (np.bincount(requests, minlength=R) <= most).all():
-        return order
-    return order[num_equal_before(forest.requests[order]) < most[forest.requests[order]]]
+    nodes = R + np.flatnonzero(forest.depths[R:] <= max_depth[forest.requests[R:]])
+    is_free = (np.bincount(forest.requests[nodes], minlength=R) <= most).all()
+    if is_free and 0 < count < len(nodes):  # sort only those as likely as the last that there is room for
+        nodes = nodes[path_p[nodes] >= -np.partition(-path_p[nodes], count - 1)[count - 1]]
+    order = nodes[np.argsort(-path_p[nodes], kind="stable")]
+    if not is_free:
+        order = order[num_equal_before(forest.requests[order]) < most[forest.requests[order]]]
+    return order[:count]
