@@ -114,12 +114,15 @@ def test_several_proposals_make_a_node_likelier() -> None:
     """Noisy or: missed only if all of them err; children of one parent never share more than 1."""
     rng = np.random.default_rng(3)
     drafts = [[bush(rng, NEAR), bush(rng, FAR)] for _ in range(R)]
-    both = chances(Calibration(), merge_drafts([0] * R, drafts))
-    alone = [chances(Calibration(), merge_drafts([0] * R, [[own[ssm]] for own in drafts])) for ssm in (0, 1)]
+
+    def estimates(batch: list[list[ScoredDraft]]) -> np.ndarray:
+        forest = merge_drafts([0] * R, batch)
+        return chances(Calibration(), forest)[np.lexsort((forest.tokens[R:], forest.requests[R:]))].reshape(R, 6)
+
+    alone = [estimates([[own[ssm]] for own in drafts]) for ssm in (0, 1)]
     expected = 1.0 - (1.0 - alone[0]) * (1.0 - alone[1])
-    children = expected[: 3 * R].reshape(R, 3)
-    expected[: 3 * R] = (children / np.maximum(children.sum(axis=1, keepdims=True), 1.0)).ravel()
-    assert both == pytest.approx(expected)
+    expected[:, :3] /= np.maximum(expected[:, :3].sum(axis=1, keepdims=True), 1.0)
+    assert estimates(drafts) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
