@@ -137,6 +137,14 @@ def test_a_sampled_request_gets_the_tokens_that_its_noise_favours(text: list[int
     assert tree.tokens[1:].tolist() == sorted(noisy, key=lambda token: -noisy[token])[:2]
 
 
+def test_noise_is_drawn_for_the_most_frequent_followers_alone() -> None:
+    """The 21 that followed once do not get a chance against the sixteen that followed twice."""
+    frequent, rare = range(2, 18), range(18, 39)
+    text = [token for follower in [*frequent, *frequent, *rare] for token in (0, 1, follower)] + [0, 1]
+    tree = drafted(step(drafter(), item(text, (VOCAB_SIZE,), params=SAMPLED)), 1)
+    assert sorted(tree.tokens[1:].tolist()) == list(frequent)
+
+
 def test_draws_follow_the_law_that_is_told() -> None:
     """multi_step: the first child of 3000 seeds (chi-square, false alarm once in 10^6); the second is another token."""
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2, 5, 9, 9, 1, 2]

@@ -23,6 +23,8 @@ from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, 
 from treecore.noise import gumbel_at
 from treecore.sprout import Drafting, pack_laws
 
+_MAX_NOISY = 16  # followers of a context whose noise is drawn, at some 5 us each: a corpus may know hundreds
+
 Scored = list[tuple[int, float]]
 """Tokens that may follow, each with the log of its share; the best, or the first drawn, first."""
 
@@ -104,9 +106,11 @@ class _Grower:
     def _with_noise(self, law: Law, position: int) -> Law:
         """The LLM takes the best of log p + G: with the same noise, a token of good luck is likelier than its count."""
         seed = self.text.params.seed
-        lucky = {token: share * math.exp(gumbel_at(seed, position, token)) for token, share in law.shares.items()}
-        total = sum(lucky.values()) + law.left
-        return Law({token: share / total for token, share in lucky.items()}, law.left / total)
+        best = heapq.nlargest(_MAX_NOISY, law.shares.items(), key=lambda entry: entry[1])
+        lucky = {token: share * math.exp(gumbel_at(seed, position, token)) for token, share in best}
+        left = 1.0 - sum(share for _, share in best)
+        total = sum(lucky.values()) + left
+        return Law({token: share / total for token, share in lucky.items()}, left / total)
 
     def _drawn(self, node: _Node, law: Law, width: int) -> Scored:
         """Draws from the law, with the law on record, as the multi_step rules need them."""
