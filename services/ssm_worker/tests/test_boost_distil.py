@@ -240,7 +240,7 @@ def test_the_loss_is_the_formula(head: list[int], seed: int, temperature: float)
     batch = collate(sequences, [rng.integers(0, 3, len(each.top_ids)).astype(np.float32) for each in sequences])
     logits = torch.randn(len(batch.top_ids), len(head), generator=torch.Generator().manual_seed(seed))
     logits.requires_grad_()
-    found = distillation_loss(logits, batch, column_of_token(torch.tensor(head), 12), temperature)
+    found = distillation_loss(logits / temperature, batch, column_of_token(torch.tensor(head), 12), temperature)
     assert found.item() == pytest.approx(naive_loss(logits, batch, head, temperature), abs=1e-4)
     found.backward()
     assert logits.grad is not None
@@ -252,7 +252,7 @@ def test_a_head_that_the_teacher_never_uses_teaches_nothing() -> None:
     batch = collate(random_sequences(2, 12))
     batch = dataclasses.replace(batch, top_ids=torch.full_like(batch.top_ids, 5))
     logits = torch.randn(len(batch.top_ids), 2, requires_grad=True)
-    loss = distillation_loss(logits, batch, column_of_token(torch.tensor([0, 1]), 12), 0.6)
+    loss = distillation_loss(logits / 0.6, batch, column_of_token(torch.tensor([0, 1]), 12), 0.6)
     loss.backward()
     assert loss.item() == 0.0
     assert logits.grad is not None

@@ -238,7 +238,8 @@ class HeldRequests:
         ready: list[int] = []
         for idx in pending:
             self._cache.adopt(request_ids[idx])
-            if not any(self._is_twin(request_ids[idx], request_ids[other]) for other in ready):
+            is_short = self._cache.num_pending(request_ids[idx]) < _MIN_TWIN_ROWS  # most are; comparing is quadratic
+            if is_short or not any(self._is_twin(request_ids[idx], request_ids[other]) for other in ready):
                 ready.append(idx)
         return ready
 

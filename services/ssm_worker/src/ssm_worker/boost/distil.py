@@ -99,8 +99,9 @@ class Distiller:
         return replace(batch, top_ids=batch.top_ids[:, :1], top_logp=batch.top_logp[:, :1])
 
     def _loss(self, batch: TrainingBatch) -> Tensor:
-        logits = self.student.logits(self.student(batch.tokens)[batch.is_target])
-        return distillation_loss(logits, batch, self._column_of, self.recipe.temperature)
+        hidden = self.student(batch.tokens)[batch.is_target]
+        scores = self.student.logits(hidden / self.recipe.temperature)  # fewer numbers to divide than afterwards
+        return distillation_loss(scores, batch, self._column_of, self.recipe.temperature)
 
     def _count(self, loss: float, num_tokens: int) -> None:
         if not math.isfinite(loss):
@@ -110,8 +111,10 @@ class Distiller:
         self.mean_loss = loss if self.mean_loss is None else EMA_DECAY * self.mean_loss + (1 - EMA_DECAY) * loss
 
 
-def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, temperature: float) -> Tensor:
-    """Weighted mean over positions of -sum_v p(v) log q(v), in nats; logits fp32 [M, V_out], column_of int64 [V].
+def distillation_loss(scores: Tensor, batch: TrainingBatch, column_of: Tensor, temperature: float) -> Tensor:
+    """Weighted mean over positions of -sum_v p(v) log q(v), in nats; column_of int64 [V].
+
+    q is the student's law at `temperature`: the softmax of scores fp32 [M, V_out], its logits over the temperature.
 
     p is the teacher's law at `temperature` on those of its top K tokens that the head has, renormalised. A position
     where it has none teaches nothing and is left out.
@@ -119,6 +122,6 @@ def distillation_loss(logits: Tensor, batch: TrainingBatch, column_of: Tensor, t
     column = column_of[batch.top_ids]
     in_head = column >= 0
     p = torch.where(in_head, batch.top_logp / temperature, torch.tensor(ABSENT)).softmax(-1)
-    log_q = (logits / temperature).log_softmax(-1).gather(1, column.clamp_min(0))
+    log_q = scores.log_softmax(-1).gather(1, column.clamp_min(0))
     weights = batch.weights * in_head.any(1)
     return -((p * log_q).sum(1) * weights).sum() / weights.sum().clamp_min(TINY)
