@@ -22,6 +22,7 @@ from llm_verifier.group.testing import RunningGroup, ended, reserved_port, runni
 from treecore.errors import ConfigError, GroupFailed
 from treecore.messages import RequestId, VerifyItem, VerifyRequest, WorkerId
 from treecore.model.batch import ForwardBatch
+from treecore.model.costs import measure_costs
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import expected_shapes, load_decoder, open_checkpoint
@@ -86,6 +87,7 @@ def assert_tokens_of_many_requests(group: RunningGroup, whole: Decoder) -> None:
     """Each step has a decoy before the right path: accepted rows are moved at every rank, and steps build on them."""
     wanted = {name: incremental(whole, prompt, 13, name) for name, prompt in PROMPTS.items()}
     held = HeldRequests(group.decoder, NUM_SLOTS // BLOCK_LEN, BLOCK_LEN)
+    assert len(measure_costs(held, "group", lambda: 0.0)) == 7
     engine = Engine(WorkerId("g"), held, VOCAB_SIZE)
     for step in range(4):
         items = []

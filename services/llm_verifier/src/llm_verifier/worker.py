@@ -20,6 +20,7 @@ from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, VerifyRequest, WorkerId
 from treecore.model.backend import Hardware, token_chooser, uses_triton
 from treecore.model.choosing import ChooseTokens
+from treecore.model.costs import measure_costs
 from treecore.model.decoder import Decoder
 from treecore.model.graphs import GraphedDecoder
 from treecore.model.held import Forwards, HeldRequests, P
@@ -30,7 +31,7 @@ from treecore.service.worker import serve_worker
 
 
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded."""
+    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or gives no numbers."""
     seat = find_seat(settings, os.environ, socket.gethostname())
     if seat.size == 1:
         on = hardware(settings, rank=0)
@@ -86,11 +87,12 @@ async def _serve_steps(
         decoder, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses, choose_tokens=choose_tokens
     )
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
+    costs = await asyncio.to_thread(measure_costs, held, str(settings.model))
     engine = Engine(worker_id, held, spec.vocab_size)
 
     def describe(leaving: bool) -> Announcement:
         announcement = held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
-        return replace(announcement, batch_invariant=settings.batch_invariant)
+        return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs)
 
     await serve_worker(settings, describe, VerifyRequest, engine.step, stop)
 

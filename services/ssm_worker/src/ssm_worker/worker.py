@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from dataclasses import replace
 
 from ssm_worker.grow import Grower
 from ssm_worker.settings import SsmSettings
@@ -11,6 +12,7 @@ from ssm_worker.vocabulary import Model, token_map
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, DraftRequest, WorkerId
+from treecore.model.costs import measure_costs
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder, open_checkpoint
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or not for this teacher."""
+    """Serve until `stop`. Raises ConfigError for a checkpoint that is broken, or not one for this teacher."""
     ssm, teacher = settings.ssm, settings.teacher
     if ssm is None:
         raise ConfigError("--ssm: an SSM of kind model needs the directory of its checkpoint")
@@ -33,10 +35,11 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     num_blocks, reuses = settings.kv_tokens // settings.block_len, settings.prefix_cache
     held = HeldRequests(forwards, num_blocks, settings.block_len, grammars, reuses_prefixes=reuses)
     worker_id = WorkerId(f"ssm-{secrets.token_hex(4)}")
+    costs = await asyncio.to_thread(measure_costs, held, str(ssm))
     grower = Grower(worker_id, held, spec.vocab_size, forwards.output_token_ids)
 
     def describe(leaving: bool) -> Announcement:
-        return held.announcement(worker_id, "ssm", settings.name, leaving=leaving)
+        return replace(held.announcement(worker_id, "ssm", settings.name, leaving=leaving), costs=costs)
 
     await serve_worker(settings, describe, DraftRequest, grower.step, stop)
 
