@@ -86,7 +86,7 @@ def sampling(draw: st.DrawFn, prompt_len: int) -> SamplingParams:
     )
 
 
-trees = st.none() | st.lists(st.integers(1, 3), max_size=4).map(lambda widths: Expansion(tuple(widths)))
+trees = st.none() | st.just("dynamic") | st.lists(st.integers(1, 3), max_size=4).map(lambda w: Expansion(tuple(w)))
 
 
 @st.composite
@@ -101,6 +101,8 @@ def batches(draw: st.DrawFn) -> list[Generation]:
             draw(st.integers(1, 12)),
             draw(st.integers(0, 4)) > 0,
             draw(trees),
+            draw(st.sampled_from([None, None, True, False])),
+            draw(st.sampled_from([None, None, frozenset({"ssm0"}), frozenset()])),
         )
         for idx, prompt in enumerate(prompts)
     ]
@@ -125,6 +127,7 @@ def losing(seed: int) -> Rule:
     agreements=st.lists(st.sampled_from([0.0, 0.5, 0.9, 1.0]), max_size=3),
     step_rows=st.sampled_from([1, 7, 32, 500]),
     loss_seed=st.none() | st.integers(0, 99),
+    is_dynamic=st.booleans(),
 )
 def test_on_equals_off_token_for_token(
     generations: list[Generation],
@@ -132,8 +135,10 @@ def test_on_equals_off_token_for_token(
     agreements: list[float],
     step_rows: int,
     loss_seed: int | None,
+    *,
+    is_dynamic: bool,
 ) -> None:
-    """Any parameters, any trees, several SSMs, batches of 1-16, prompt chunks, SSM losses: the same tokens.
+    """Any parameters, any trees (dynamic, drafted ahead), several SSMs, batches of 1-16, SSM losses: no change.
 
     And the same log-probs, bit for bit, since the scripted model's logits do not depend on the batch.
     """
@@ -141,7 +146,7 @@ def test_on_equals_off_token_for_token(
     ssms = [ssm(agreement, f"ssm{idx}", llm) for idx, agreement in enumerate(agreements)]
 
     async def scenario() -> list[Outcome]:
-        policy = replace(POLICY, step_rows=step_rows)
+        policy = replace(POLICY, step_rows=step_rows, dynamic=is_dynamic)
         async with running_stage(verifier(llm), *ssms, policy=policy) as stage:
             if loss_seed is not None:
                 stage.bus.rule = losing(loss_seed)

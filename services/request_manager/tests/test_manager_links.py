@@ -98,7 +98,7 @@ async def test_while_an_answer_is_owed_nobody_waits_or_asks_again() -> None:
     assert drafter.is_late
     async with asyncio.timeout(10):
         assert await drafter.draft([wish(one)], 3600.0) == NOTHING
-    drafter.prime([wish(one, NO_DRAFT)])
+    drafter.begin([wish(one, NO_DRAFT)])
     assert bus.num_calls == 1
     gate.set()
     await some_turns()
@@ -114,7 +114,7 @@ async def test_a_draft_waits_for_a_prompt_that_is_being_read() -> None:
     bus = FakeBus()
     drafter, ssm = await drafter_on(bus)
     one = request()
-    drafter.prime([wish(one, NO_DRAFT)])
+    drafter.begin([wish(one, NO_DRAFT)])
     drafts = await drafter.draft([wish(one, Expansion((2, 1)))], 3600.0)
     assert len(drafts.trees[RequestId("r")]) == 5
     assert ssm.num_steps == 2
@@ -136,7 +136,7 @@ async def test_nothing_is_owed_for_what_the_worker_never_heard_of() -> None:
     bus = FakeBus()
     drafter, _ = await drafter_on(bus)
     drafter.release(RequestId("unknown"))
-    drafter.prime(())
+    drafter.begin(())
     assert bus.num_calls == 0
     assert not drafter.owes_release
     await bus.close()
@@ -151,7 +151,7 @@ async def test_releases_survive_a_lost_message() -> None:
     drafter.release(one.request_id)
     bus.rule = fail_nth(bus.num_calls + 1)
     for _ in range(2):
-        drafter.prime(())
+        drafter.begin(())
         await some_turns()
     assert not drafter.owes_release
     assert not ssm.held_ids

@@ -53,9 +53,9 @@ class Life:
     def do(self, item: PlannedItem, num_accepted: int, limits: Limits) -> None:
         """The step happened: what was sent is held, and a complete item yields tokens within its tree's depth."""
         assert item.start == self.held_len
-        self.held_len, self.held_rows = item.end, item.end + limits.num_drafted(item.expansion)
+        self.held_len, self.held_rows = item.end, item.end + limits.num_drafted(item.shape)
         if item.is_complete:
-            gained = 1 + min(num_accepted, len(item.expansion))
+            gained = 1 + min(num_accepted, len(item.shape))
             assert self.num_generated + gained <= self.max_tokens
             self.num_generated += gained
 
@@ -133,7 +133,7 @@ def is_prompt(life: Life, limits: Limits) -> bool:
 
 def check_budget(plan: StepPlan, prompts: set[RequestId], limits: Limits) -> None:
     """Prompts get what decoding leaves, and a block if that is nothing."""
-    rows = {item.request_id: item.end - item.start + limits.num_drafted(item.expansion) for item in plan.items}
+    rows = {item.request_id: item.end - item.start + limits.num_drafted(item.shape) for item in plan.items}
     decoding = sum(num for request_id, num in rows.items() if request_id not in prompts)
     reading = sum(num for request_id, num in rows.items() if request_id in prompts)
     tree = limits.num_drafted(EXPANSION)  # behind a prompt's last tokens
@@ -146,9 +146,9 @@ def check_item(item: PlannedItem, standing: Standing, limits: Limits) -> None:
     assert item.is_complete == (item.end == standing.committed_len)
     assert item.is_complete or item.end % limits.blocks.block_len == 0, "chunks end with a block"
     remaining = standing.final_len - standing.committed_len
-    assert item.expansion == NO_DRAFT or item.is_complete, "a tree grows behind all that is committed"
-    assert len(item.expansion) <= remaining - 1 or item.expansion == NO_DRAFT, "no node deeper than can be used"
-    assert item.expansion == EXPANSION[: len(item.expansion)]
+    assert item.shape == NO_DRAFT or item.is_complete, "a tree grows behind all that is committed"
+    assert len(item.shape) <= remaining - 1 or item.shape == NO_DRAFT, "no node deeper than can be used"
+    assert item.shape == EXPANSION[: len(item.shape)]
 
 
 @given(lives, limits_of_all_kinds, st.randoms(use_true_random=False))
@@ -175,7 +175,7 @@ LIMITS = limits_of(max_batch=4, step_rows=10, num_blocks=100, block_len=8, max_t
 
 def planned(plan: StepPlan) -> dict[str, tuple[int, int, int, bool]]:
     """Item by request: start, end, depth, complete."""
-    return {item.request_id: (item.start, item.end, len(item.expansion), item.is_complete) for item in plan.items}
+    return {item.request_id: (item.start, item.end, len(item.shape), item.is_complete) for item in plan.items}
 
 
 def test_a_prompt_is_read_in_chunks_that_end_with_a_block() -> None:
@@ -243,7 +243,7 @@ def test_under_pressure_trees_go_first_and_the_oldest_keep_theirs() -> None:
     """Tokens fit without a new block, trees of 3 nodes need one each: one is left."""
     running = [standing(name, 40, 39, 90) for name in "abc"]
     plan = plan_step(running, [], crowded(1))
-    assert [(item.request_id, len(item.expansion)) for item in plan.items] == [("a", 3), ("b", 0), ("c", 0)]
+    assert [(item.request_id, len(item.shape)) for item in plan.items] == [("a", 3), ("b", 0), ("c", 0)]
     assert plan.preempted == ()
 
 

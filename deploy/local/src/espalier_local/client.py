@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import httpx
 
@@ -16,7 +16,9 @@ from treecore.errors import ConfigError, InvalidRequest, Unavailable
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 
+DYNAMIC: Final = "dynamic"
 Tree = tuple[int, ...] | Literal["dynamic"]
+"""Widths <k1..km>, or a shape that is chosen step by step."""
 
 
 @dataclass(frozen=True, slots=True)

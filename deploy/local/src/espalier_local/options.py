@@ -5,6 +5,7 @@ import os
 from typing import get_args
 
 from espalier_local.cache import ModelCache
+from espalier_local.client import DYNAMIC, Tree
 from espalier_local.models import DEFAULT_SSM, KNOWN, NO_SSM, SMOLLM2, SUFFIX_SSM, resolve_model, resolve_ssms
 from espalier_local.output import StageBars
 from espalier_local.system import Dtype, LogLevel, Offload, SystemConfig
@@ -32,7 +33,10 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
     add("--threads", type=int, help="CPU threads of each model process (default: half of the cores; in a group 1)")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help="verifier ranks that split each layer")
     add("--pipeline-parallel-size", type=positive, default=1, metavar="N", help="verifier stages that split the layers")
-    add("--tree", type=widths, metavar="K1,K2,..", help="children per node on each level of the token tree")
+    add(
+        "--tree", type=tree, metavar="TREE", help="'dynamic' (default) or the children per node on each level, like 2,1"
+    )
+    add("--no-draft-ahead", action="store_true", help="do not draft while the LLM verifies")
     add("--no-prefix-cache", action="store_true", help="never reuse K and V of one request for another")
     add("--log-level", choices=get_args(LogLevel), default=log_level)
 
@@ -56,6 +60,7 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         host=getattr(args, "host", "127.0.0.1"),
         port=getattr(args, "port", 0),
         tree=args.tree,
+        draft_ahead=not args.no_draft_ahead,
         batch_invariant=args.batch_invariant,
         offload=args.offload,
         offload_resident_layers=args.offload_resident_layers,
@@ -88,6 +93,11 @@ def _threads(wanted: int | None, num_ranks: int) -> int:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def tree(text: str) -> Tree:
+    """`dynamic`, or `2,1` as (2, 1); for argparse."""
+    return DYNAMIC if text == DYNAMIC else widths(text)
 
 
 def widths(text: str) -> tuple[int, ...]:

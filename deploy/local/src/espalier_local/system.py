@@ -18,6 +18,7 @@ import httpx
 
 from espalier_local import broker
 from espalier_local.child import ChildSpec, LineSink
+from espalier_local.client import Tree
 from espalier_local.models import ServedModel
 from espalier_local.ports import ReservedPort
 from espalier_local.rollcall import SUBJECT_PREFIX, RollCall
@@ -39,7 +40,7 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
-    """What a system serves and how. port 0: any free one. tree: widths <k1..km>, None: the manager's default.
+    """What a system serves and how. port 0: any free one. tree None: the manager's default.
 
     batch_invariant: the verifier's logits do not depend on tree or batch, bit by bit. offload: where its
     layers are while they do not compute, the first offload_resident_layers excepted. threads: CPU threads of each
@@ -53,7 +54,8 @@ class SystemConfig:
     threads: int = 1
     host: str = "127.0.0.1"
     port: int = 0
-    tree: tuple[int, ...] | None = None
+    tree: Tree | None = None
+    draft_ahead: bool = True
     batch_invariant: bool = False
     offload: Offload = "none"
     offload_resident_layers: int = 0
@@ -87,7 +89,6 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     teacher = str(config.model.directory)
     model = ("--model", teacher)
     worker_flags = ("--dtype", config.dtype, *(() if config.prefix_cache else ("--no-prefix-cache",)))
-    tree = () if config.tree is None else ("--tree", ",".join(map(str, config.tree)))
     listen = ("--host", at.host, "--port", str(at.port))
 
     def service(name: str, module: str, *flags: str, group: str | None = None) -> ChildSpec:
@@ -107,7 +108,7 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
     return (
         *ranks,
         *workers,
-        service(MANAGER, MANAGER, *model, *listen, *tree),
+        service(MANAGER, MANAGER, *model, *listen, *_tree_flags(config)),
     )
 
 
@@ -115,6 +116,13 @@ def _kind_flags(ssm: ServedModel) -> tuple[str, ...]:
     if ssm.kind == "model":
         return ("--ssm", str(ssm.directory))
     return ("--kind", ssm.kind, *(() if ssm.corpus is None else ("--corpus", str(ssm.corpus))))
+
+
+def _tree_flags(config: SystemConfig) -> tuple[str, ...]:
+    ahead = () if config.draft_ahead else ("--no-draft-ahead",)
+    if config.tree is None:
+        return ahead
+    return (*ahead, "--tree", config.tree if isinstance(config.tree, str) else ",".join(map(str, config.tree)))
 
 
 def _mode_flags(config: SystemConfig) -> tuple[str, ...]:

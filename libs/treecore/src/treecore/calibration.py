@@ -14,6 +14,8 @@ from treecore.forest import Forest, Places
 
 _SHRUNK = 0.85  # of what a score claims, before anything was seen
 _EDGES = np.log(np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97], np.float32))
+_LEAST_SCORE = -14.0  # nothing is likelier to be chosen for being told apart from less
+_ODDS = 1e-7, 1e7  # likewise, and on the sure side
 _NUM_BINS, _NUM_DEPTHS, _NUM_RANKS, _NUM_SSMS = len(_EDGES) + 1, 7, 6, 3  # the last of each holds all beyond
 _MEMORY = 300  # observations of a cell after which an older one counts 1/e
 _DOUBT = 12.0  # observations of a cell that count as much as the guess that no correction is due
@@ -73,11 +75,12 @@ class Calibration:
         bins = ssms * _NUM_BINS + np.searchsorted(_EDGES, tries.scores)
         depths = np.minimum(forest.depths[tries.nodes], _NUM_DEPTHS) - 1
         places = (ssms * _NUM_DEPTHS + depths) * _NUM_RANKS + np.minimum(tries.ranks, _NUM_RANKS - 1)
-        claimed = _SHRUNK * np.exp(tries.scores, dtype=np.float64)
+        claimed = _SHRUNK * np.exp(np.maximum(tries.scores, _LEAST_SCORE), dtype=np.float64)
         claimed /= 1.0 - claimed
         scored = claimed * self._by_score.factors(len(self._ssms) * _NUM_BINS)[bins]
         placed = scored * self._by_place.factors(len(self._ssms) * _NUM_DEPTHS * _NUM_RANKS)[places]
         joined = np.multiply.reduceat(1.0 + placed, forest.starts) - 1.0 if len(placed) else placed
+        joined = np.clip(joined, *_ODDS)
         shares = np.searchsorted(_EDGES, np.log(joined / (1.0 + joined)))
         agreements = _agreements(forest) * _NUM_BINS + shares
         of_agreement = self._by_agreement.factors(_NUM_SSMS**2 * _NUM_BINS)

@@ -43,6 +43,8 @@ def policy_of(settings: ManagerSettings) -> Policy:
         max_tree_nodes=settings.max_tree_nodes,
         expansion=widths,
         draft_deadline_s=settings.draft_deadline_s,
+        dynamic=settings.is_dynamic,
+        draft_ahead=settings.draft_ahead,
     )
 
 

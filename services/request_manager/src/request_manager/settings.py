@@ -3,8 +3,12 @@
 from pathlib import Path
 
 from pydantic import Field, field_validator
+from pydantic_settings import CliImplicitFlag
 
 from treecore.service.settings import ServiceSettings
+
+DYNAMIC = "dynamic"
+_WIDTHS_OF_DRAWS = (2,)
 
 
 class ManagerSettings(ServiceSettings):
@@ -13,7 +17,11 @@ class ManagerSettings(ServiceSettings):
     model: Path = Field(description="directory with the LLM's tokenizer and chat template")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
-    tree: str = Field("2", description="default expansion <k1..km>, for example 2,1; empty: no speculation")
+    tree: str = Field(
+        DYNAMIC,
+        description="the trees: 'dynamic' (shaped by what they cost and bring), <k1..km> as in 2,1; empty: none",
+    )
+    draft_ahead: CliImplicitFlag[bool] = Field(True, description="draft while the LLM verifies (dynamic trees)")
     max_tree_nodes: int = Field(64, ge=1, description="nodes of a tree, the root included")
     max_batch: int = Field(16, ge=1, description="requests in one step")
     max_waiting: int = Field(256, ge=1, description="requests that may wait; more are refused with 429")
@@ -24,14 +32,18 @@ class ManagerSettings(ServiceSettings):
     @field_validator("tree")
     @classmethod
     def _is_expansion(cls, value: str) -> str:
-        widths = expansion_widths(value)
-        if any(width < 1 for width in widths):
+        if value != DYNAMIC and any(width < 1 for width in expansion_widths(value)):
             raise ValueError("widths must be at least 1")
         return value
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether trees are shaped step by step."""
+        return self.tree == DYNAMIC
+
     def widths(self) -> tuple[int, ...]:
-        """The default expansion."""
-        return expansion_widths(self.tree)
+        """The default expansion; with dynamic trees, of those whose rule needs draws."""
+        return _WIDTHS_OF_DRAWS if self.is_dynamic else expansion_widths(self.tree)
 
 
 def expansion_widths(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from statistics import median
 import httpx
 
 from espalier_local.bench.table import table
-from espalier_local.client import Answer, Ask, complete
+from espalier_local.client import DYNAMIC, Answer, Ask, Tree, complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,24 @@ class Way:
 
     name: str
     speculation: bool
-    tree: tuple[int, ...] | None = None
+    tree: Tree | None = None
+    draft_ahead: bool | None = None
+
+    def of(self, ask: Ask) -> Ask:
+        """The same question, decoded in this way."""
+        return replace(ask, speculation=self.speculation, tree=self.tree, draft_ahead=self.draft_ahead)
 
 
 INCREMENTAL = Way("incremental", speculation=False)
+IN_STEP = Way("dynamic", speculation=True, tree=DYNAMIC, draft_ahead=False)
+AHEAD = Way("dynamic, ahead", speculation=True, tree=DYNAMIC, draft_ahead=True)
 
 
 def ways(trees: Sequence[tuple[int, ...]]) -> tuple[Way, ...]:
-    """Incremental decoding, sequences as deep as the `trees`, and these; each once."""
+    """Incremental decoding, sequences as deep as the `trees`, these, and dynamic ones; each once."""
     sequences = [(1,) * len(tree) for tree in trees]
-    drafted = [Way(f"{_kind(tree)} {angle(tree)}", speculation=True, tree=tree) for tree in (*sequences, *trees)]
-    return INCREMENTAL, *dict.fromkeys(drafted)
+    static = [Way(f"{_kind(tree)} {angle(tree)}", speculation=True, tree=tree) for tree in (*sequences, *trees)]
+    return INCREMENTAL, *dict.fromkeys(static), IN_STEP, AHEAD
 
 
 def _kind(tree: tuple[int, ...]) -> str:
@@ -73,7 +80,7 @@ async def run_contest(
     columns: list[list[Answer]] = [[] for _ in contestants]
     for ask in asks:
         for way, column in zip(contestants, columns, strict=True):
-            column.append(await complete(client, model, replace(ask, speculation=way.speculation, tree=way.tree)))
+            column.append(await complete(client, model, way.of(ask)))
             on_answer()
     return Contest(tuple(contestants), tuple(tuple(column) for column in columns))
 

@@ -36,5 +36,9 @@ async def _run(config: SystemConfig) -> int:
         asks = [Ask(prompt, max_tokens=_MAX_TOKENS, chat=True) for prompt in OWN]
         say(f"\n> {asks[0].prompt}")
         await complete(client, await served_model(client), asks[0], lambda text: say(text, end=""))
-        say(f"\n\nThe same {len(asks)} prompts, {_MAX_TOKENS} tokens each, decoded in three ways (greedy, medians):\n")
-        return show(await measure(client, asks, ways([config.tree or DEFAULT_TREE])))
+        say(
+            f"\n\nThe same {len(asks)} prompts, {_MAX_TOKENS} tokens each, decoded in several ways (greedy, medians):\n"
+        )
+        return show(
+            await measure(client, asks, ways([config.tree if isinstance(config.tree, tuple) else DEFAULT_TREE]))
+        )

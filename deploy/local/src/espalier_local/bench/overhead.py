@@ -8,10 +8,9 @@ import re
 
 import httpx
 
-from espalier_local.bench.latency import DEFAULT_TREE
 from espalier_local.bench.prompts import OWN
 from espalier_local.bench.table import table
-from espalier_local.client import Ask, complete, served_model
+from espalier_local.client import DYNAMIC, Ask, complete, served_model
 from espalier_local.gateway import gateway
 from espalier_local.interrupts import run_until_signal
 from espalier_local.options import add_system_options, positive, system_config
@@ -40,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(config: SystemConfig, max_tokens: int) -> int:
-    tree = config.tree or DEFAULT_TREE
-    runs = {"incremental": False, "tree " + ",".join(map(str, tree)): True}
+    tree = config.tree or DYNAMIC
+    runs = {"incremental": False, f"tree {tree}": True}
     rows = []
     async with gateway(None, config) as client:
         model = await served_model(client)

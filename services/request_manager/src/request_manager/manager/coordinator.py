@@ -5,18 +5,20 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from request_manager.contract import Generation
-from request_manager.manager.drafting import DraftWish
 from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
-from request_manager.manager.scheduler import Limits, PlannedItem, Standing, StepPlan, fits_alone, plan_step
-from request_manager.manager.ssm_pool import Round, SsmPool
+from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
+from request_manager.manager.speculator import Speculator, Turn
+from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Observer, StepRecord
 from request_manager.manager.trial import Trial
 from request_manager.manager.verifying import VerifierLink
@@ -30,15 +32,14 @@ from treecore.errors import (
     WireError,
 )
 from treecore.expand import NO_DRAFT, Expansion
-from treecore.merge import merge, prune
-from treecore.messages import BlockUsage, RefusedItem, RequestId, VerifiedItem, VerifyReply, WorkerId
+from treecore.messages import BlockUsage, RefusedItem, RequestId, VerifiedItem, VerifyItem, VerifyReply, WorkerId
 from treecore.service.telemetry import log_event
-from treecore.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
 _GRAMMAR_FAILED = "grammar_failed"
 _RELEASE_RETRY_S = 0.1
+_TURNS_TO_SEND = 2  # of the event loop, behind which questions and drafting ahead are on the wire
 _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
@@ -47,7 +48,11 @@ Trials = dict[RequestId, Trial]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the coordinator runs: its batch and queue bounds, the default expansion, the time that drafts get."""
+    """How the coordinator runs: its batch and queue bounds, the default trees, the time that drafts get.
+
+    dynamic: whether trees are shaped by what they cost and bring, unless a request says otherwise; `expansion` is for
+    those whose rule needs draws. draft_ahead: whether their SSMs draft while the LLM verifies.
+    """
 
     max_batch: int
     max_waiting: int
@@ -55,6 +60,8 @@ class Policy:
     max_tree_nodes: int
     expansion: Expansion
     draft_deadline_s: float
+    dynamic: bool = False
+    draft_ahead: bool = True
 
 
 class Coordinator:
@@ -66,10 +73,14 @@ class Coordinator:
         self._registry = registry
         self._verifier = verifier
         self._ssms = ssms
+        self._speculator = Speculator(
+            ssms, policy.max_tree_nodes, policy.step_rows, policy.draft_deadline_s, policy.draft_ahead, observer
+        )
         self._policy = policy
         self._observer = observer
         self._queue = RequestQueue(policy.max_waiting)
         self._blocks: tuple[WorkerId, BlockUsage] | None = None  # as the last reply told
+        self._lesson: Callable[[], None] = _nothing
         self._wake = asyncio.Event()
 
     def submit(self, generation: Generation) -> Request:
@@ -110,12 +121,13 @@ class Coordinator:
     async def _step(self, worker: Worker, plan: StepPlan) -> None:
         """Draft, merge, verify, accept, commit. A step that could not be verified is planned again, unchanged."""
         started = perf_counter()
-        drafts = await self._draft(plan)
+        turns = [Turn(self._queue[item.request_id], item) for item in plan.items]
+        drafts = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
-        trials = {item.request_id: self._trial(item, drafts) for item in plan.items}
-        self._prime(plan)
+        trials = {turn.request_id: Trial(turn.request, turn.item, drafts.trees[turn.request_id]) for turn in turns}
+        self._speculator.look_ahead(turns, worker)
         try:
-            reply = await self._verifier.ask(worker, [trial.question() for trial in trials.values()])
+            reply = await self._ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
             return
         except (Unavailable, WireError):
@@ -124,24 +136,52 @@ class Coordinator:
         verified = perf_counter()
         self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
+        total_ms = (perf_counter() - started) * 1e3
+        self._lesson = partial(self._speculator.learn, drafts, worker, accepted, reply, total_ms)
         self._observer.on_step(
             StepRecord(
                 num_requests=len(plan.items),
                 num_drafted=sum(trial.num_drafted for trial in trials.values()),
-                accepted_per_depth=_per_depth(accepted),
-                num_committed=sum(len(path.tokens) for path in accepted),
-                total_ms=(perf_counter() - started) * 1e3,
+                accepted_per_depth=_per_depth(accepted.values()),
+                num_committed=sum(len(path.tokens) for path in accepted.values()),
+                total_ms=total_ms,
                 draft_ms=(drafted - started) * 1e3,
-                draft_forward_ms=drafts.forward_ms,
+                draft_forward_ms=drafts.draft_forward_ms,
                 verify_ms=(verified - drafted) * 1e3,
                 verify_forward_ms=reply.forward_ms,
-                sample_ms=drafts.sample_ms + reply.sample_ms,
+                sample_ms=drafts.draft_sample_ms + reply.sample_ms,
+                num_trees=sum(trial.num_drafted > 0 for trial in trials.values()),
+                num_hidden=sum(trials[request_id].num_drafted > 0 for request_id in drafts.hidden),
+                proposed=self._by_ssm(trials, {key: range(1, len(trial.tree)) for key, trial in trials.items()}),
+                accepted=self._by_ssm(trials, {key: path.nodes for key, path in accepted.items()}),
                 num_asked=sum(trial.num_asked for trial in trials.values()),
                 num_found=sum(
                     trials[item.request_id].num_found(item) for item in reply.items if item.request_id in trials
                 ),
             )
         )
+
+    async def _ask(self, worker: Worker, questions: Sequence[VerifyItem]) -> VerifyReply:
+        """The verifier's answer. While it is at work, what the last step taught is learned."""
+        asking = asyncio.ensure_future(self._verifier.ask(worker, questions))
+        try:
+            for _ in range(_TURNS_TO_SEND):
+                await asyncio.sleep(0)
+            self._lesson()
+            self._lesson = _nothing
+            return await asking
+        finally:
+            asking.cancel()
+
+    def _by_ssm(self, trials: Trials, nodes: Mapping[RequestId, Iterable[int]]) -> dict[str, int]:
+        """How many of the nodes each SSM proposed."""
+        ssms = Counter(
+            ssm_idx
+            for request_id, chosen in nodes.items()
+            for node in chosen
+            for ssm_idx in {proposal.ssm_idx for proposal in trials[request_id].tree.tries[node]}
+        )
+        return {self._ssms.name_of(ssm_idx): count for ssm_idx, count in ssms.items()}
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -189,15 +229,24 @@ class Coordinator:
 
     def _standing(self, request: Request, worker: Worker) -> Standing:
         generation = request.generation
-        expansion = generation.tree if isinstance(generation.tree, tuple) else self._policy.expansion
         return Standing(
             request.request_id,
             request.committed_len,
             request.held_len(worker.worker_id),
             request.held_rows(worker.worker_id),
             request.committed_len + request.remaining,
-            expansion if generation.speculation else NO_DRAFT,
+            self._shape(generation) if generation.speculation else NO_DRAFT,
         )
+
+    def _shape(self, generation: Generation) -> Shape:
+        """What tree the request may have. Draws need a shape that does not depend on them."""
+        policy, tree = self._policy, generation.tree
+        if isinstance(tree, tuple):
+            return tree
+        if generation.params.draws_drafts or not (policy.dynamic or tree == "dynamic"):
+            return policy.expansion
+        most = policy.step_rows // (2 * max(1, len(self._queue.running)))
+        return DynamicTree(max(1, min(policy.max_tree_nodes - 1, most)), policy.max_tree_nodes - 1)
 
     async def _idle(self, worker: Worker) -> None:
         """No step is due: have finished requests freed, then sleep until there is work."""
@@ -211,41 +260,13 @@ class Coordinator:
             async with asyncio.timeout(_RELEASE_RETRY_S if self._ssms.owes_release else None):
                 await self._wake.wait()
 
-    # -- draft and merge ----------------------------------------------------------------------------------------------
-
-    async def _draft(self, plan: StepPlan) -> Round:
-        wishes = [self._wish(item) for item in plan.items if item.expansion]
-        drafts = await self._ssms.draft(wishes, self._policy.draft_deadline_s)
-        for wish in wishes:
-            if wish.request.request_id not in drafts.trees:
-                self._observer.on_dropped("no_draft")
-        return drafts
-
-    def _prime(self, plan: StepPlan) -> None:
-        """Requests that still read their prompt, and will draft, have the SSMs read it at the same time."""
-        self._ssms.prime([self._wish(item) for item in plan.items if not item.expansion and self._will_draft(item)])
-
-    def _will_draft(self, item: PlannedItem) -> bool:
-        request = self._queue[item.request_id]
-        return request.generation.speculation and item.start < len(request.generation.prompt) and request.remaining > 1
-
-    def _wish(self, item: PlannedItem) -> DraftWish:
-        return DraftWish(self._queue[item.request_id], item.end, item.expansion)
-
-    def _trial(self, item: PlannedItem, drafts: Round) -> Trial:
-        """The merged tree of what arrived; the root alone if nothing did."""
-        request, trees = self._queue[item.request_id], drafts.trees.get(item.request_id)
-        if not trees:
-            return Trial(request, item, TokenTree.of_root(request.committed[item.end - 1]))
-        return Trial(request, item, prune(merge(trees), self._policy.max_tree_nodes, len(item.expansion)))
-
     # -- verify, accept, commit ---------------------------------------------------------------------------------------
 
-    def _commit(self, worker: Worker, trials: Trials, reply: VerifyReply) -> list[Accepted]:
+    def _commit(self, worker: Worker, trials: Trials, reply: VerifyReply) -> dict[RequestId, Accepted]:
         answers: dict[RequestId, VerifiedItem | RefusedItem] = {}
         answers.update((item.request_id, item) for item in reply.items)
         answers.update((item.request_id, item) for item in reply.refused)
-        accepted: list[Accepted] = []
+        accepted: dict[RequestId, Accepted] = {}
         crowded_out: list[Request] = []
         for request_id, trial in trials.items():
             request, answer = trial.request, answers.get(request_id)
@@ -257,8 +278,8 @@ class Coordinator:
                     crowded_out.append(request)
                 else:
                     self._drop(request, answer.reason)
-            else:
-                accepted += self._commit_trial(trial, answer, worker)
+            elif path := self._commit_trial(trial, answer, worker):
+                accepted[request_id] = path
         self._make_room(crowded_out)
         return accepted
 
@@ -298,25 +319,25 @@ class Coordinator:
         request.outbox.put_nowait(error)
         self._forget(request)
 
-    def _commit_trial(self, trial: Trial, answer: VerifiedItem, worker: Worker) -> list[Accepted]:
+    def _commit_trial(self, trial: Trial, answer: VerifiedItem, worker: Worker) -> Accepted | None:
         request, item = trial.request, trial.item
         try:
             found = trial.judge(answer, worker.announcement.vocab_size)
         except WireError as error:
             self._drop(request, error.code)
-            return []
+            return None
         request.holds(worker.worker_id, item.end, max(0, len(answer.tokens) - 1))
         request.num_fruitless = 0
         if request.num_token_steps == 0:
             request.num_found = (request.num_found if item.start else 0) + trial.num_found(answer)
         request.step += 1
         if found is None:
-            return []
+            return None
         path = found.path
         num_kept = request.commit(path.tokens, len(path.nodes), found.logprobs)
         if request.finish_reason is not None:
             self._forget(request)
-        return [Accepted(path.nodes[:num_kept], path.tokens[:num_kept])]
+        return Accepted(path.nodes[:num_kept], path.tokens[:num_kept])
 
     def _drop_cancelled(self) -> None:
         for request in [request for request in self._queue.running if request.is_cancelled]:
@@ -333,7 +354,11 @@ class Coordinator:
         self._ssms.release(request_id)
 
 
-def _per_depth(accepted: Sequence[Accepted]) -> tuple[int, ...]:
+def _nothing() -> None:
+    """The lesson of no step."""
+
+
+def _per_depth(accepted: Collection[Accepted]) -> tuple[int, ...]:
     """How many requests accepted a node at depth 1, 2, ..."""
     deepest = max((len(path.nodes) for path in accepted), default=0)
     return tuple(sum(len(path.nodes) > depth for path in accepted) for depth in range(deepest))

@@ -1,4 +1,4 @@
-"""One SSM worker as the coordinator sees it: what it holds, whether it is busy, and a draft within the deadline.
+"""One SSM worker as the manager sees it: what it holds, whether it is busy, and a draft within the deadline.
 
 Owns what is known of the worker's draft cache. A slow or dead SSM costs its part of the tree, nothing else.
 """
@@ -15,7 +15,8 @@ from request_manager.manager.request import Request
 from request_manager.manager.step_record import Observer
 from treecore.codec import decode, encode
 from treecore.errors import EspalierError, Unavailable, WireError
-from treecore.expand import Expansion
+from treecore.expand import NO_DRAFT, Expansion, Growth
+from treecore.forest import ScoredDraft
 from treecore.messages import (
     DraftedItem,
     DraftItem,
@@ -36,23 +37,45 @@ _LOST_S = 30.0  # an answer this late is no answer; registry and broker notice a
 
 @dataclass(frozen=True, slots=True)
 class DraftWish:
-    """A tree wanted for a request behind its first `end` committed tokens; an empty expansion only fills the cache."""
+    """A tree wanted for a request behind its first `end` committed tokens: <k1..km>, or one that grows best first.
+
+    Neither only fills the cache.
+    """
 
     request: Request
     end: int
-    expansion: Expansion
+    expansion: Expansion = NO_DRAFT
+    growth: Growth | None = None
+
+    @property
+    def last_position(self) -> int:
+        """The last that the SSM has to compute."""
+        return self.end + len(self.expansion) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What an SSM grew behind the first `end` committed tokens of a request."""
+
+    end: int
+    draft: ScoredDraft
+
+    def now(self, request: Request) -> ScoredDraft | None:
+        """What of it stands behind all that is committed by now; None if the tokens took another way."""
+        return self.draft.below(request.committed[self.end :])
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Trees by request, and the SSM's time inside forwards and sampling."""
+    """Trees by request, as wished, and the SSM's time inside forwards and sampling."""
 
     trees: dict[RequestId, TokenTree]
+    grown: dict[RequestId, Grown]
     forward_ms: float
     sample_ms: float
 
 
-NOTHING = Drafts({}, 0.0, 0.0)
+NOTHING = Drafts({}, {}, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +97,7 @@ class Drafter:
         self._held: dict[RequestId, int] = {}
         self._released: set[RequestId] = set()
         self._in_flight: asyncio.Task[Drafts] | None = None
+        self._is_collected = True
         self._is_late = False
 
     @property
@@ -109,15 +133,19 @@ class Drafter:
         if self._is_busy and not await self._wait(deadline_s):
             return NOTHING
         self._send(wishes)
-        if not await self._wait(give_up_at - loop.time()):
-            return NOTHING
-        assert self._in_flight is not None
-        return self._in_flight.result()
+        return await self.collect(give_up_at - loop.time())
 
-    def prime(self, wishes: Sequence[DraftWish]) -> None:
-        """Fill the worker's cache while the LLM does the same; nobody waits for it. Does nothing while it is busy."""
+    def begin(self, wishes: Sequence[DraftWish]) -> None:
+        """Have the worker draft, or read, while the LLM is at work. Does nothing while it is busy."""
         if not self._is_busy and (wishes or self._released):
             self._send(wishes)
+
+    async def collect(self, deadline_s: float) -> Drafts:
+        """What was asked for last, once, if it is there within `deadline_s`."""
+        if self._in_flight is None or self._is_collected or not await self._wait(deadline_s):
+            return NOTHING
+        self._is_collected = True
+        return self._in_flight.result()
 
     def close(self) -> None:
         """Stop waiting for the worker."""
@@ -138,6 +166,7 @@ class Drafter:
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:
             self._held[request_id] = 0  # until the answer says otherwise: whatever happens, sending all again is right
+        self._is_collected = False
         self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self.worker.worker_id}")
 
     def _item(self, wish: DraftWish) -> DraftItem:
@@ -150,6 +179,7 @@ class Drafter:
             request.tokens_between(start, wish.end),
             request.generation.params if start == 0 else None,
             wish.expansion,
+            wish.growth,
         )
 
     async def _exchange(self, request: DraftRequest, sent: dict[RequestId, DraftWish]) -> Drafts:
@@ -164,23 +194,32 @@ class Drafter:
             return NOTHING
         for refused in reply.refused:
             self._link.observer.on_dropped(refused.reason)
-        trees = {}
+        drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms)
         for item in reply.items:
             wish = sent.get(item.request_id)
             if wish is None or item.request_id not in self._held:
                 continue
             self._held[item.request_id] = wish.end
             try:
-                trees[item.request_id] = self._tree(wish, item)
+                self._put(drafts, wish, item)
             except WireError as error:
                 log_event(logger, logging.WARNING, "draft is no tree", worker_id=self.worker.worker_id, error=error)
                 self._count(error)
-        return Drafts(trees, reply.forward_ms, reply.sample_ms)
+        return drafts
 
     def _count(self, error: EspalierError) -> None:
         """What was no message, or no tree, is counted; what never came is by the coordinator, as `no_draft`."""
         if isinstance(error, WireError):
             self._link.observer.on_dropped(error.code)
+
+    def _put(self, drafts: Drafts, wish: DraftWish, item: DraftedItem) -> None:
+        """Raises WireError for what was not wished."""
+        if wish.growth is None:
+            drafts.trees[item.request_id] = self._tree(wish, item)
+            return
+        vocab_size = self._link.worker.announcement.vocab_size
+        draft = ScoredDraft.checked(self._link.ssm_idx, item.tokens, item.parents, item.scores, vocab_size)
+        drafts.grown[item.request_id] = Grown(wish.end, draft)
 
     def _tree(self, wish: DraftWish, item: DraftedItem) -> TokenTree:
         """Raises WireError for a tree that the verifier would refuse, or that was not made by the request's rule."""

@@ -24,6 +24,19 @@ class ManagerMetrics:
         self._accepted = Counter(
             "espalier_accepted_tokens", "Drafted nodes accepted, by depth", ["depth"], registry=registry
         )
+        self._proposed = Counter(
+            "espalier_ssm_draft_tokens", "Verified nodes that an SSM proposed", ["ssm"], registry=registry
+        )
+        self._kept = Counter(
+            "espalier_ssm_accepted_tokens", "Accepted nodes that an SSM proposed", ["ssm"], registry=registry
+        )
+        self._trees = Counter("espalier_trees", "Trees verified", ["drafted"], registry=registry)
+        self._hidden_ratio = Gauge(
+            "espalier_draft_hidden_ratio",
+            "Share of the trees verified so far whose draft was made while the LLM was at work",
+            registry=registry,
+        )
+        self._num_trees, self._num_hidden = 0, 0
         self._asked = Counter("espalier_prompt_tokens", "Tokens of prompts sent to the verifier", registry=registry)
         self._found = Counter(
             "espalier_cached_prompt_tokens", "Tokens of prompts that the verifier had cached", registry=registry
@@ -54,8 +67,20 @@ class ManagerMetrics:
         self._found.inc(record.num_found)
         for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
             self._accepted.labels(str(depth)).inc(count)
+        for counter, counts in ((self._proposed, record.proposed), (self._kept, record.accepted)):
+            for ssm, count in counts.items():
+                counter.labels(ssm).inc(count)
+        self._count_trees(record.num_trees, record.num_hidden)
         for part, histogram in self._parts.items():
             histogram.observe(getattr(record, f"{part}_ms") / 1e3)
+
+    def _count_trees(self, num_trees: int, num_hidden: int) -> None:
+        self._trees.labels("ahead").inc(num_hidden)
+        self._trees.labels("in_step").inc(num_trees - num_hidden)
+        self._num_trees += num_trees
+        self._num_hidden += num_hidden
+        if self._num_trees:
+            self._hidden_ratio.set(self._num_hidden / self._num_trees)
 
     def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:  # noqa: ARG002 - one verifier group so far
         """Show the verifier's cache."""

@@ -11,6 +11,21 @@ from treecore.messages import BlockUsage, RequestId
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicTree:
+    """A tree that is shaped when its candidates are known: at most `max_nodes` below the root, `max_depth` deep."""
+
+    max_nodes: int
+    max_depth: int
+
+    def __len__(self) -> int:
+        return self.max_depth
+
+
+Shape = Expansion | DynamicTree
+"""What tree a request may have; its length is its depth, and 0 means none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """max_batch: requests that run. step_rows: rows (tokens and nodes) computed in a step, over all requests.
 
@@ -23,9 +38,11 @@ class Limits:
     max_tree_nodes: int
     num_ssms: int = 1
 
-    def num_drafted(self, expansion: Expansion) -> int:
+    def num_drafted(self, shape: Shape) -> int:
         """Nodes below the root in the merged tree, at most; not a function of what is drawn."""
-        return min(self.max_tree_nodes - 1, self.num_ssms * (num_nodes(expansion) - 1))
+        if isinstance(shape, DynamicTree):
+            return min(self.max_tree_nodes - 1, shape.max_nodes) if shape else 0
+        return min(self.max_tree_nodes - 1, self.num_ssms * (num_nodes(shape) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,7 @@ class Standing:
     held_len: int
     held_rows: int
     final_len: int
-    expansion: Expansion
+    shape: Shape
 
     @property
     def num_uncached(self) -> int:
@@ -55,7 +72,7 @@ class PlannedItem:
     request_id: RequestId
     start: int
     end: int
-    expansion: Expansion
+    shape: Shape
     is_complete: bool
 
 
@@ -126,11 +143,11 @@ def _with_trees(taking_part: Sequence[Standing], limits: Limits) -> list[Standin
     room = limits.blocks.room - sum(_growth(standing, 0, limits) for standing in taking_part)
     found = []
     for standing in taking_part:
-        num_more = limits.num_drafted(standing.expansion)
+        num_more = limits.num_drafted(standing.shape)
         extra = _growth(standing, num_more, limits) - _growth(standing, 0, limits)
         fits = extra <= max(room, 0)
         room -= extra if fits else 0
-        found.append(standing if fits else replace(standing, expansion=NO_DRAFT))
+        found.append(standing if fits else replace(standing, shape=NO_DRAFT))
     return found
 
 
@@ -157,8 +174,15 @@ def _is_prefill(standing: Standing, limits: Limits) -> bool:
 def _decoding(standing: Standing) -> PlannedItem:
     """Everything uncached, and a tree; a step never yields more than what remains, so deeper nodes would be in vain."""
     remaining = standing.final_len - standing.committed_len
-    expansion = Expansion(standing.expansion[: remaining - 1])
-    return PlannedItem(standing.request_id, standing.held_len, standing.committed_len, expansion, is_complete=True)
+    shape = cut(standing.shape, remaining - 1)
+    return PlannedItem(standing.request_id, standing.held_len, standing.committed_len, shape, is_complete=True)
+
+
+def cut(shape: Shape, max_depth: int) -> Shape:
+    """The shape without what would be deeper."""
+    if isinstance(shape, DynamicTree):
+        return replace(shape, max_depth=min(shape.max_depth, max_depth))
+    return Expansion(shape[:max_depth])
 
 
 def _chunk(standing: Standing, num_rows: int, limits: Limits) -> PlannedItem | None:
@@ -168,7 +192,7 @@ def _chunk(standing: Standing, num_rows: int, limits: Limits) -> PlannedItem | N
     """
     if standing.num_uncached <= num_rows:
         item = _decoding(standing)
-        return item if standing.held_len else replace(item, expansion=NO_DRAFT)
+        return item if standing.held_len else replace(item, shape=NO_DRAFT)
     block_len = limits.blocks.block_len
     end = (standing.held_len + num_rows) // block_len * block_len
     if end <= standing.held_len:
@@ -177,7 +201,7 @@ def _chunk(standing: Standing, num_rows: int, limits: Limits) -> PlannedItem | N
 
 
 def _num_rows(item: PlannedItem, limits: Limits) -> int:
-    return item.end - item.start + limits.num_drafted(item.expansion)
+    return item.end - item.start + limits.num_drafted(item.shape)
 
 
 def _ids(standings: Sequence[Standing]) -> tuple[RequestId, ...]:

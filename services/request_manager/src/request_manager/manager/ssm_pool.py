@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, DraftWish
+from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, Drafts, DraftWish, Grown
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.step_record import Observer
-from treecore.messages import RequestId, WorkerId
+from treecore.messages import Announcement, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.tree import TokenTree
 
@@ -23,8 +23,22 @@ class Round:
     """What one round of drafting brought. forward_ms, sample_ms: of the SSM that took longest."""
 
     trees: dict[RequestId, list[TokenTree]]
+    grown: dict[RequestId, list[Grown]]
     forward_ms: float
     sample_ms: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Drafts]) -> "Round":
+        """All SSMs' answers together."""
+        trees: dict[RequestId, list[TokenTree]] = defaultdict(list)
+        grown: dict[RequestId, list[Grown]] = defaultdict(list)
+        for answer in answers:
+            for request_id, tree in answer.trees.items():
+                trees[request_id].append(tree)
+            for request_id, draft in answer.grown.items():
+                grown[request_id].append(draft)
+        slowest = max(answers, key=lambda answer: answer.forward_ms, default=NOTHING)
+        return cls(trees, grown, slowest.forward_ms, slowest.sample_ms)
 
 
 class SsmPool:
@@ -43,17 +57,18 @@ class SsmPool:
         """The trees of all SSMs that answered within `deadline_s`."""
         lanes = self._lanes(wishes)
         answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
-        trees: dict[RequestId, list[TokenTree]] = defaultdict(list)
-        for answer in answers:
-            for request_id, tree in answer.trees.items():
-                trees[request_id].append(tree)
-        slowest = max(answers, key=lambda answer: answer.forward_ms, default=NOTHING)
-        return Round(trees, slowest.forward_ms, slowest.sample_ms)
+        return Round.of(answers)
 
-    def prime(self, wishes: Sequence[DraftWish]) -> None:
-        """Have the SSMs read prompts while the LLM does."""
+    async def collect(self, deadline_s: float) -> Round:
+        """What the SSMs drafted ahead, as far as it is there within `deadline_s`."""
+        self._follow_registry()
+        drafters = list(self._drafters.values())
+        return Round.of(await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
+
+    def begin(self, wishes: Sequence[DraftWish]) -> None:
+        """Have the SSMs draft ahead, and read prompts, while the LLM is at work."""
         for drafter, share in self._lanes(wishes):
-            drafter.prime(share)
+            drafter.begin(share)
 
     def release(self, request_id: RequestId) -> None:
         """The request is over: forget its placement, and have the workers free its cache with the next message."""
@@ -65,13 +80,22 @@ class SsmPool:
     def flush(self) -> None:
         """Send what is released now, because no step will carry it."""
         for drafter in self._drafters.values():
-            drafter.prime(())
+            drafter.begin(())
 
     @property
     def owes_release(self) -> bool:
         """Whether a live worker may still hold requests that are over."""
         self._follow_registry()
         return any(drafter.owes_release for drafter in self._drafters.values())
+
+    def name_of(self, ssm_idx: int) -> str:
+        """The SSM of that number in a tree; empty if it is gone."""
+        names = (worker.announcement.name for worker in self._registry.live("ssm"))
+        return next((name for name in names if ssm_index(name) == ssm_idx), "")
+
+    def live(self) -> list[Announcement]:
+        """An announcement of each SSM that can draft now."""
+        return [replicas[0].announcement for replicas in self._replicas().values()]
 
     def _lanes(self, wishes: Sequence[DraftWish]) -> list[tuple[Drafter, list[DraftWish]]]:
         self._follow_registry()
@@ -81,7 +105,7 @@ class SsmPool:
                 if not wish.request.generation.may_draft(name):
                     continue
                 worker = self._place(wish.request.request_id, replicas)
-                if wish.end + len(wish.expansion) <= worker.announcement.context_len:
+                if wish.last_position < worker.announcement.context_len:
                     shares[worker.worker_id].append(wish)
         return [(self._drafters[worker_id], share) for worker_id, share in shares.items()]
 
@@ -110,7 +134,12 @@ class SsmPool:
             if live.get(worker_id) is not drafter.worker:
                 self._drafters.pop(worker_id).close()
         for worker_id in live.keys() - self._drafters.keys():
-            ssm_idx = zlib.crc32(live[worker_id].announcement.name.encode())  # the same wherever and whenever it runs
+            ssm_idx = ssm_index(live[worker_id].announcement.name)
             self._num_drafters += 1
             owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
             self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx, self._observer))
+
+
+def ssm_index(name: str) -> int:
+    """An SSM's number in trees: the same wherever and whenever it runs."""
+    return zlib.crc32(name.encode())

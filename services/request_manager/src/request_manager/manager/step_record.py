@@ -1,6 +1,7 @@
 """What one step did and where its time went: the one thing that metrics and benchmarks read."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from treecore.messages import BlockUsage, WorkerId
@@ -13,7 +14,8 @@ class StepRecord:
     num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
     at depth i + 1; num_committed tokens are new. num_asked tokens of prompts were sent, num_found of them were cached.
     draft, verify: from sending to having the answer; *_forward: inside the models' forwards; sample: choosing tokens
-    from logits, in both models.
+    from logits, in both models. num_trees requests verified nodes, num_hidden of them such as were drafted while the
+    LLM was busy with the step before. proposed, accepted: by SSM, its nodes that were verified, that became tokens.
     """
 
     num_requests: int
@@ -28,6 +30,10 @@ class StepRecord:
     sample_ms: float
     num_asked: int = 0
     num_found: int = 0
+    num_trees: int = 0
+    num_hidden: int = 0
+    proposed: Mapping[str, int] = field(default_factory=dict)
+    accepted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_accepted(self) -> int:

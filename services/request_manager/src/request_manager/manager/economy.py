@@ -1,0 +1,146 @@
+"""What speculation costs and brings here, learned step by step: which nodes to verify, which drafts to wait for.
+
+Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker. Must not know requests or messages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from treecore.calibration import Calibration
+from treecore.choice import Bounds, Choice, StepPrice, choose
+from treecore.costs import ForwardCosts, TypicalMs
+from treecore.draft_depth import DraftDepth, DraftOffer, forwards_within
+from treecore.expand import Growth
+from treecore.forest import Forest
+from treecore.messages import Announcement
+
+_NUM_CHILDREN = 4
+_ROWS_OF_A_FORWARD = 4  # of an SSM's, over all requests, before each expands its best node alone
+_MAX_CANDIDATES = 48  # told for each request: what stands below one of many possible next roots is the next tree
+_MAX_FORWARDS = 8
+_OTHER_MS = 2.0  # first guesses, until steps were timed
+_OTHER_MS_WITH_DRAFT = 4.0
+_WORTH_AHEAD = 0.03  # tokens a request and step that drafts ahead must have brought lately
+_PROBE_EVERY = 16  # steps after which it is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The nodes of a step and what they were chosen from; what is learned from the step refers to it.
+
+    price: of the step without a draft that is waited for.
+    """
+
+    forest: Forest
+    choice: Choice
+    price: StepPrice
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of one step, in ms: all of it; inside the LLM's forward and sampling; inside the drafts that were waited for."""
+
+    total_ms: float
+    verify_ms: float
+    draft_ms: float
+    waited: bool
+
+
+class Economy:
+    """Chooses by what it has learned. One for all requests of a verifier group."""
+
+    def __init__(self) -> None:
+        self._calibration = Calibration()
+        self._depth = DraftDepth()
+        self._verify: dict[str, ForwardCosts] = {}
+        self._draft: dict[str, ForwardCosts] = {}
+        self._other = {False: TypicalMs(_OTHER_MS), True: TypicalMs(_OTHER_MS_WITH_DRAFT)}
+        self._ahead_gain = 1.0
+        self._num_idle_steps = 0
+
+    def price(self, llm: Announcement, other_rows: int, other_tokens: int) -> StepPrice:
+        """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
+        return StepPrice(self._costs_of(self._verify, llm), self._other[False].ms, other_rows, float(other_tokens))
+
+    def choose(self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float) -> Chosen:
+        """The nodes that make this step pay best, for which drafts were waited for so long."""
+        path_p = self._calibration.path_probabilities(forest)
+        if waited_ms:
+            self._depth.observe(forest, path_p)
+        paid = replace(price, fixed_ms=self._other[waited_ms > 0].ms + waited_ms)
+        return Chosen(forest, choose(forest, path_p, bounds, paid), price)
+
+    def growth_to_wait_for(
+        self, price: StepPrice, ssms: Sequence[Announcement], num_requests: int, num_waiting: int, max_depth: int
+    ) -> Growth | None:
+        """What to have drafted before this step for those without candidates; None: verify their roots alone."""
+        if not ssms or not num_waiting:
+            return None
+        width = _width(num_waiting)
+        wait_ms = max(0.0, self._other[True].ms - self._other[False].ms)
+        offer = DraftOffer(
+            price,
+            self._slowest(ssms),
+            width,
+            wait_ms,
+            num_requests,
+            num_waiting,
+            min(max_depth, _MAX_FORWARDS),
+            _MAX_CANDIDATES,
+        )
+        depth = self._depth.best(offer)
+        return Growth(depth, width, _NUM_CHILDREN, _MAX_CANDIDATES) if depth else None
+
+    def growth_ahead(
+        self, llm: Announcement, ssms: Sequence[Announcement], num_requests: int, num_rows: int
+    ) -> Growth | None:
+        """What to have drafted while the LLM verifies `num_rows`; None while that has brought nothing lately."""
+        if not ssms or not num_requests or not self._pays_ahead():
+            return None
+        width = _width(num_requests)
+        verify_ms = float(self._costs_of(self._verify, llm).ms(num_rows))
+        most = forwards_within(verify_ms, self._slowest(ssms), num_requests * width, _MAX_FORWARDS)
+        return Growth(max(1, most), width, _NUM_CHILDREN, _MAX_CANDIDATES)
+
+    def patience_s(self, llm: Announcement, num_rows: int) -> float:
+        """How long drafts made ahead are waited for once the LLM is done: as long as half a forward of it."""
+        return float(self._costs_of(self._verify, llm).ms(num_rows)) / 2e3
+
+    def learn(
+        self, llm: Announcement, chosen: Chosen | None, committed: Sequence[Sequence[int]], times: StepTimes
+    ) -> None:
+        """From a step that was committed. committed: per request of the forest, what the step brought it."""
+        self._other[times.waited].observe(max(0.0, times.total_ms - times.verify_ms - times.draft_ms))
+        if chosen is None:
+            return
+        self._calibration.observe(chosen.forest, committed)
+        self._costs_of(self._verify, llm).observe(chosen.choice.num_rows, times.verify_ms)
+        self._depth.on_step(chosen.forest.num_requests, sum(map(len, committed)), times.total_ms, chosen.price)
+
+    def learn_ahead(self, num_requests: int, num_gained: int) -> None:
+        """Drafts made ahead were verified for so many requests, and so many of their nodes became tokens."""
+        self._ahead_gain += 0.05 * (num_gained / num_requests - self._ahead_gain)
+
+    def learn_draft(self, ssm: Announcement, num_rows: int, ms: float) -> None:
+        """A forward of an SSM over so many rows took so long."""
+        self._costs_of(self._draft, ssm).observe(num_rows, ms)
+
+    def _pays_ahead(self) -> bool:
+        if self._ahead_gain >= _WORTH_AHEAD:
+            return True
+        self._num_idle_steps += 1
+        return self._num_idle_steps % _PROBE_EVERY == 0
+
+    def _slowest(self, ssms: Sequence[Announcement]) -> ForwardCosts:
+        costs = [self._costs_of(self._draft, ssm) for ssm in ssms]
+        return max(costs, key=lambda found: float(found.ms(_ROWS_OF_A_FORWARD)))
+
+    def _costs_of(self, known: dict[str, ForwardCosts], worker: Announcement) -> ForwardCosts:
+        """By name: replicas cost the same, and a worker that restarts costs what it did."""
+        if worker.name not in known:
+            known[worker.name] = ForwardCosts(worker.costs)
+        return known[worker.name]
+
+
+def _width(num_requests: int) -> int:
+    return max(1, _ROWS_OF_A_FORWARD // num_requests)
