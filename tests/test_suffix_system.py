@@ -57,6 +57,16 @@ async def test_what_repeats_is_drafted_and_changes_nothing(client: httpx.AsyncCl
     assert on["espalier"]["steps"] < 0.5 * off["espalier"]["steps"]
 
 
+@pytest.mark.parametrize("draft_ahead", [False, True])
+async def test_repeats_grow_dynamic_trees(client: httpx.AsyncClient, draft_ahead: bool) -> None:
+    """Best first, and while the LLM verifies."""
+    extension = {"tree": "dynamic", "draft_ahead": draft_ahead}
+    on = await complete(client, temperature=1, seed=3, espalier=extension, **FORCED)
+    off = await complete(client, temperature=1, seed=3, espalier={"speculation": False}, **FORCED)
+    assert on["choices"] == off["choices"]
+    assert on["espalier"]["steps"] < off["espalier"]["steps"]
+
+
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.5])
 async def test_text_that_does_not_repeat_is_not_changed(client: httpx.AsyncClient, temperature: float) -> None:
     """On == off, whatever the drafts were."""
