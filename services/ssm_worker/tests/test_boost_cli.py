@@ -22,7 +22,7 @@ def test_dialogues_are_written_and_learned(tmp_path: Path, capsys: pytest.Captur
     common = ["--llm", str(llm), "--run", str(tmp_path / "run")]
     for _ in range(2):
         assert main(["generate", *common, "--tokens", "50", "--max-prompt-len", "5", "--max-answer-len", "8"]) == 0
-        assert main([*common, "--passes", "0.1", "--head-rows", "60"]) == 0
+        assert main([*common, "--passes", "1e-9", "--head-rows", "60"]) == 0
     assert [path.name for path in (tmp_path / "run" / "corpus").glob("*.npz")] == [shard_path(tmp_path, 0, 0).name]
     assert (tmp_path / "run" / "ssm-1" / "artefact" / "config.json").exists()
     assert "Agreement" not in capsys.readouterr().out

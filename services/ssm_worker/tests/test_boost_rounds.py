@@ -305,6 +305,7 @@ def test_the_second_ssm_can_start_where_the_first_ended(tiny: Path, tmp_path: Pa
         (["--learning-rate", "1e-4"], "ssm-1/checkpoint.npz: belongs to a run with another peak_lr"),
         (["--layers", "0,1"], "ssm-1/checkpoint.npz: belongs to a run with another start"),
         (["--max-answer-len", "5"], "corpus/seed0.json: this text was begun with another answers"),
+        (["--rows", "4"], "corpus/seed0.json: this text was begun with another rows"),
         (["--covered-rank", "2"], "ssm-1/hits.npz: belongs to another SSM or text"),
         (["--held-out-count", "4"], "held-out.npz: has answers to other prompts"),
         (["--start", "previous"], "--start previous"),

@@ -21,6 +21,9 @@ from ssm_worker.boost.teacher import Teacher, Written
 from ssm_worker.boost.testing import VOCAB_SIZE, random_sequences, write_tiny_teacher
 from ssm_worker.boost.turns import TeacherText, Turns, read_openers, read_prompts
 from treecore.errors import ConfigError
+from treecore.model.batch import ForwardBatch
+from treecore.model.decoder import Decoder
+from treecore.model.kv_pool import KvPool
 from treecore.model.load import load_decoder
 from treecore.noise import Seed, gumbel
 
@@ -215,13 +218,31 @@ def test_text_is_a_function_of_the_seed(teacher_dir: Path, text: TeacherText) ->
     assert texts[3] != texts[0]
 
 
+class CountingDecoder:
+    """A decoder that notes how many rows each forward has."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.spec, self.new_pool = decoder.spec, decoder.new_pool
+        self.num_rows: list[int] = []
+
+    def forward(self, batch: ForwardBatch, pool: KvPool) -> torch.Tensor:
+        """See Decoder.forward."""
+        self.num_rows.append(len(batch.tokens))
+        return self._decoder.forward(batch, pool)
+
+
 def test_the_same_plans_give_the_same_bits(teacher_dir: Path, text: TeacherText) -> None:
-    """Whatever a teacher wrote before: log-probs too, which is what makes a killed run end like another."""
-    used, fresh = (new_teacher(teacher_dir, text, 3) for _ in range(2))
-    by_index(used.write(plans(text, 1, 4)))
-    for left, right in zip(
-        by_index(used.write(plans(text, 0, 6))), by_index(fresh.write(plans(text, 0, 6))), strict=True
-    ):
+    """Whatever a teacher wrote before: the same forwards, log-probs too. So a killed run ends like another."""
+    decoder = CountingDecoder(load_decoder(teacher_dir, dtype="float32"))
+    teacher = Teacher(decoder, text.turns, 3, MIXTURE.row_len(text.turns, [text.encode("Say\n")]), num_top=7)  # type: ignore[arg-type]
+    written, forwards = [], []
+    for seed in (0, 1, 0):
+        decoder.num_rows.clear()
+        written.append(by_index(teacher.write(plans(text, seed, 6))))
+        forwards.append([*decoder.num_rows])
+    assert forwards[0] == forwards[2] != forwards[1]
+    for left, right in zip(written[0], written[2], strict=True):
         assert left.top_logp.tobytes() == right.top_logp.tobytes()
         assert left.top_ids.tobytes() == right.top_ids.tobytes()
 
@@ -338,6 +359,16 @@ def test_killed_anywhere_writing_goes_on_to_the_same_shards(
             writes(directory, ScriptedWriter(dies_behind=num))
         writes(directory, ScriptedWriter())
         assert contents(directory) == contents(tmp_path / "whole")
+
+
+def test_shards_go_on_with_the_series(tmp_path: Path) -> None:
+    """Each has the next three of it."""
+    fill_store(tmp_path, ScriptedWriter())
+    store = ShardStore(tmp_path, 5, VOCAB_SIZE, shard_len=3)
+    shards = [read_shard(shard_path(tmp_path, 5, idx), VOCAB_SIZE) for idx in range(store.num_shards)]
+    written = [sequence.tokens.tolist() for shard in shards for sequence in shard.sequences]
+    series = [random_sequences(1, VOCAB_SIZE, seed=index)[0].tokens.tolist() for index in range(store.num_sequences)]
+    assert written == series
 
 
 def test_every_prompt_is_completed_once(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Boosting:
     ) -> TrainingLog:
         """The head is trimmed by the whole corpus, so that merged SSMs propose from the same tokens."""
         plan, start = self._plan, self._start(idx)
-        visits = round(plan.passes * lessons.num_positions)
+        visits = max(1, round(plan.passes * lessons.num_positions))
         recipe = replace(plan.recipe, start=start_name(start), token_visits=visits, seed=plan.recipe.seed + idx)
         head_token_ids = head_tokens(self._llm, corpus, recipe.num_head_rows)
         student = new_student(self._llm, start, head_token_ids, recipe.seed)
