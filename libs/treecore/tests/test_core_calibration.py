@@ -137,9 +137,9 @@ def test_only_what_stands_behind_the_path_is_learned_from(path: list[int], behin
     probe = merge_drafts([0] * R, [[bush(rng, NEAR)] for _ in range(R)])
 
     def taught_by(draft: ScoredDraft) -> np.ndarray:
-        calibration, forest = Calibration(), merge_drafts([0], [[draft]])
+        calibration, forest = Calibration(), merge_drafts([0, 0], [[draft], []])
         for _ in range(20):
-            calibration.observe(forest, [path])
+            calibration.observe(forest, [path, [7, 7, 7, 7]])
         return chances(calibration, probe)
 
     assert taught_by(whole) == pytest.approx(taught_by(part))

@@ -169,6 +169,18 @@ def test_no_node_is_worth_it_under_load() -> None:
     assert choose(forest, np.where(forest.depths == 0, 1.0, 0.9), Bounds(9, 9, 99), dear).kept.sum() == 8
 
 
+def test_ancestors_are_kept_among_many_equals() -> None:
+    """Where a whole batch is equally likely and the rows run out in its midst, trees are still trees."""
+    chain_of = np.arange(64, dtype=np.int32)
+    forest = merge_drafts([0] * 8, [[ScoredDraft(0, chain_of, chain_of)]] * 8)
+    free = StepPrice(ForwardCosts([ForwardCost(1, 10.0)]), 0.0)
+    for max_rows in (100, 300, 9999):
+        path_p = 0.5 ** (forest.depths // 20)
+        choice = choose(forest, path_p, Bounds(999, 60, max_rows), free)
+        assert choice.num_rows == min(max_rows, 8 * 61)
+        assert sum(map(len, forest.trees(choice.kept))) == choice.num_rows
+
+
 def test_bounds_may_differ_by_request() -> None:
     """A request near its end, or with a small tree, does not bind the others."""
     draft = ScoredDraft(0, np.array([1, 2, 3], np.int32), np.array([0, 1, 2], np.int32))

@@ -86,7 +86,9 @@ def test_a_fast_going_rate_makes_time_dear() -> None:
 
 
 def test_depths_that_were_not_drafted_keep_their_worth() -> None:
-    """A shallow draft says nothing of what a deeper one would have found, nor a request without draft."""
+    """A shallow draft says nothing of what a deeper one would have found, nor a request without draft of any."""
+    dear = replace(OFFER, draft=costs((1, 5.0), (64, 5.0)))
+    assert after(0.9, num_idle=9).best(dear) == by_hand(0.9, 5.0) > 0
     deep = after(0.9).best(OFFER)
     depth = after(0.9)
     for _ in range(60):
