@@ -501,3 +501,18 @@ def test_an_artefact_can_be_trained_on(teacher: Path, tmp_path: Path) -> None:
     assert again.vocabulary.head_token_ids.tolist() == [1, 2, 9]
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, student.state_dict()[name].bfloat16().float())
+
+
+def test_an_artefact_can_be_bolder_than_its_student(teacher: Path, tmp_path: Path) -> None:
+    """Its logits are the student's times the recipe's scale; training itself does not change."""
+    scaled = dataclasses.replace(RECIPE, logit_scale=2.0)
+    train(tmp_path / "plain", teacher)
+    train(tmp_path / "bold", teacher, recipe=scaled)
+    plain, bold = (read_student(tmp_path / name / "artefact", teacher) for name in ("plain", "bold"))
+    tokens = CORPUS.sequences[0].tokens.tolist()
+    torch.testing.assert_close(student_logits(bold, tokens), 2 * student_logits(plain, tokens))
+    weights = [
+        read_archive(SsmDirectory(tmp_path / name).checkpoint)["student/model.norm.weight"]
+        for name in ("plain", "bold")
+    ]
+    assert np.array_equal(*weights)

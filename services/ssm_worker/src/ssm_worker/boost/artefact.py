@@ -80,10 +80,15 @@ def own_vocabulary(spec: ModelSpec, checkpoint: Checkpoint, head_token_ids: Tens
     return Vocabulary(embedding, head[head_token_ids].float(), head_token_ids)
 
 
-def export_artefact(student: Student, artefact: Path) -> None:
-    """Write the artefact's two files, each whole or not at all. Other fields of config.json stay as they were."""
+def export_artefact(student: Student, artefact: Path, logit_scale: float = 1.0) -> None:
+    """Write the artefact's two files, each whole or not at all. Other fields of config.json stay as they were.
+
+    logit_scale: the artefact's logits are the student's times it, by way of the last norm.
+    """
     artefact.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in student.state_dict().items()}
+    norm = student.spec.tensors.norm
+    scaled = {**student.state_dict(), norm: student.state_dict()[norm] * logit_scale}
+    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in scaled.items()}
     config = json.dumps(_config(student), indent=1) + "\n"
     _write(artefact / "model.safetensors", save({**tensors, **_vocabulary_tensors(student)}, metadata={"format": "pt"}))
     _write(artefact / "config.json", config.encode())

@@ -72,6 +72,7 @@ def boost_plan(args: argparse.Namespace, llm_fingerprint: str) -> BoostPlan:
         weight_decay=args.weight_decay,
         batch_len=args.batch_len,
         temperature=args.loss_temperature,
+        logit_scale=args.logit_scale,
     )
     return BoostPlan(
         num_ssms=args.num_ssms,
@@ -117,6 +118,7 @@ def _add_boost(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--weight-decay", type=_share, default=0.01, help="of AdamW (0.01)")
     add("--batch-len", type=_positive, default=8, help="sequences in a step (8)")
     add("--loss-temperature", type=_positive_number, default=0.6, help="of both laws in the loss (0.6)")
+    add("--logit-scale", type=_positive_number, default=1.0, help="of the artefact: above 1 is bolder when sampled (1)")
     add("--checkpoint-steps", type=_positive, default=100, help="steps that a kill may cost (100)")
 
 

@@ -32,6 +32,7 @@ class Recipe:
     start: what it was before, llm: the fingerprint of whom it learns from. targets: the LLM's law, or its best token.
     token_visits: tokens that training reads, over all passes. lr falls along a cosine from `peak_lr` to
     `final_lr_share` of it, after a linear warm-up. A pool is what is sorted by length before batches are cut.
+    logit_scale: see export_artefact.
     """
 
     start: str
@@ -49,6 +50,7 @@ class Recipe:
     batch_len: int = 8
     pool_len: int = 64
     temperature: float = 0.6
+    logit_scale: float = 1.0
 
     def lr(self, step: int, num_visited: int) -> float:
         """The learning rate of `step` (from 0), before which `num_visited` tokens were read."""

@@ -95,7 +95,7 @@ class TrainingRun:
             if distiller.is_done or distiller.num_steps % checkpoint_steps == 0:
                 on_mark(self._mark(held_out, self._clock() - started))
                 started = self._clock()
-        export_artefact(distiller.student, self._directory.artefact)
+        export_artefact(distiller.student, self._directory.artefact, distiller.recipe.logit_scale)
 
     def _mark(self, held_out: Sequence[TeacherSequence], seconds: float) -> Mark:
         distiller, marks = self._distiller, self.log.marks
@@ -108,5 +108,5 @@ class TrainingRun:
         )
         self.log = replace(self.log, marks=(*marks, mark))
         save_checkpoint(self._directory.checkpoint, distiller, self.log)
-        export_artefact(distiller.student, self._directory.artefact)
+        export_artefact(distiller.student, self._directory.artefact, distiller.recipe.logit_scale)
         return mark
