@@ -19,6 +19,7 @@ Rows = int | NDArray[np.int64]
 _WINDOW = (
     64  # half of it must change before an estimate follows: 32 steps of stalls go unnoticed, 33 are the new normal
 )
+_FITS_A_WINDOW = 16  # a fit takes as long as merging a step's drafts
 _ROUNDS = 4  # of reweighting; each brings the fit nearer to least absolute, not squared, errors
 _NEAR = 0.03  # relative errors below this count alike
 _LEAST_MS = 1e-3  # what a clock cannot tell from nothing
@@ -28,7 +29,8 @@ _TRUST = np.array([0.01, 0.1])  # in observations: how firmly level and slope st
 class ForwardCosts:
     """ms of a model's forward: `level * measured(rows) + slope * rows`.
 
-    measured: the points announced, straight lines between, the last line beyond; a constant if there are none. Level
+    measured: the points announced, straight lines between, the last line beyond; a constant if there are none. Fewer
+    rows never cost more: where they seemed to, the machine stalled. Level
     and slope follow the last 64 observations, those at start included, with the least relative absolute error, so that
     a minority (a machine that stalls, prompts) moves nothing. Where all had the same rows, the level explains them.
     """
@@ -36,8 +38,9 @@ class ForwardCosts:
     def __init__(self, points: Sequence[ForwardCost] = ()) -> None:
         known = sorted((float(point.num_rows), point.ms) for point in points)
         self._rows = np.array([rows for rows, _ in known], np.float64)
-        self._ms = np.maximum.accumulate(np.array([ms for _, ms in known], np.float64))
+        self._ms = np.minimum.accumulate(np.array([ms for _, ms in known[::-1]], np.float64))[::-1]
         self._seen: deque[tuple[float, float]] = deque(known, maxlen=_WINDOW)
+        self._num_unfitted = 0
         self._factors = self._prior = np.array([1.0, 0.0])
 
     @overload
@@ -53,6 +56,12 @@ class ForwardCosts:
     def observe(self, num_rows: int, ms: float) -> None:
         """A forward over so many rows (>= 1) took `ms`."""
         self._seen.append((num_rows, max(ms, _LEAST_MS)))
+        self._num_unfitted += 1
+        if self._num_unfitted >= len(self._seen) // _FITS_A_WINDOW:
+            self._fit()
+
+    def _fit(self) -> None:
+        self._num_unfitted = 0
         rows, seen = np.array(self._seen, np.float64).T
         if not len(self._rows):  # nothing was measured: half of it is taken to grow with the rows until more is known
             self._prior = np.array([np.median(seen) / 2, np.median(seen / rows) / 2])

@@ -18,6 +18,7 @@ from treecore.messages import (
     DraftItem,
     DraftReply,
     DraftRequest,
+    ForwardCost,
     RefusedItem,
     RequestId,
     VerifiedItem,
@@ -53,12 +54,13 @@ class _Books:
 
 @dataclass(frozen=True, slots=True)
 class FakeSize:
-    """How large a fake worker is."""
+    """How large a fake worker is, and how long its forwards seem to take, whatever their rows."""
 
     context_len: int = 4096
     num_blocks: int = 1024
     block_len: int = 8
     eos_token_ids: tuple[int, ...] = ()
+    forward_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class _FakeWorker:
             size.eos_token_ids,
             self.usage(),
             leaving,
+            costs=(ForwardCost(1, size.forward_ms),) if size.forward_ms else (),
         )
 
     def _begin(self, owner: str, released: Iterable[RequestId]) -> None:
@@ -163,7 +166,7 @@ class FakeVerifier(_FakeWorker):
         answers = [self._verify(item) for item in request.items]
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        return VerifyReply(self.worker_id, verified, refused, 0.0, 0.0, self.usage())
+        return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage())
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
         if np.any(item.tree_tokens >= self.model.vocab_size):
@@ -204,7 +207,7 @@ class FakeSsm(_FakeWorker):
         answers = [self._draft(item, request.ssm_idx) for item in request.items]
         drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        return DraftReply(self.worker_id, drafted, refused, 0.0, 0.0, self.usage())
+        return DraftReply(self.worker_id, drafted, refused, self.size.forward_ms, 0.0, self.usage())
 
     def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
         before = self._held.get(item.request_id)

@@ -5,8 +5,9 @@ Owns what is known of the worker's draft cache. A slow or dead SSM costs its par
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from treecore.messages import (
     DraftItem,
     DraftReply,
     DraftRequest,
+    ForwardCost,
     RequestId,
     join_tree,
     step_subject,
@@ -67,12 +69,18 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Trees by request, as wished, and the SSM's time inside forwards and sampling."""
+    """Trees by request, as wished, and the SSM's time inside forwards and sampling.
+
+    cost: what a forward and its sampling took, where there was nothing but trees to grow. other_ms: of the exchange,
+    what was neither forward nor sampling.
+    """
 
     trees: dict[RequestId, TokenTree]
     grown: dict[RequestId, Grown]
     forward_ms: float
     sample_ms: float
+    cost: ForwardCost | None = None
+    other_ms: float = 0.0
 
 
 NOTHING = Drafts({}, {}, 0.0, 0.0)
@@ -183,7 +191,7 @@ class Drafter:
         )
 
     async def _exchange(self, request: DraftRequest, sent: dict[RequestId, DraftWish]) -> Drafts:
-        subject = step_subject("ssm", self.worker.worker_id)
+        subject, started = step_subject("ssm", self.worker.worker_id), perf_counter()
         try:
             async with self._link.worker.life.hold():
                 reply = decode(await self._link.bus.request(subject, encode(request), _LOST_S), DraftReply)
@@ -194,7 +202,8 @@ class Drafter:
             return NOTHING
         for refused in reply.refused:
             self._link.observer.on_dropped(refused.reason)
-        drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms)
+        other_ms = (perf_counter() - started) * 1e3 - reply.forward_ms - reply.sample_ms
+        drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms, _cost(sent.values(), reply), other_ms)
         for item in reply.items:
             wish = sent.get(item.request_id)
             if wish is None or item.request_id not in self._held:
@@ -233,3 +242,12 @@ class Drafter:
             raise WireError("draws without laws, or laws of what was not drawn")
         root = wish.request.committed[wish.end - 1]
         return join_tree(root, item.tokens, item.parents, self._link.ssm_idx, item.laws)
+
+
+def _cost(wishes: Collection[DraftWish], reply: DraftReply) -> ForwardCost | None:
+    growths = [wish.growth for wish in wishes]
+    num_forwards = max((growth.num_forwards for growth in growths if growth is not None), default=0)
+    ms = reply.forward_ms + reply.sample_ms
+    if None in growths or not num_forwards or ms <= 0.0:
+        return None
+    return ForwardCost(sum(growth.width for growth in growths if growth is not None), ms / num_forwards)

@@ -12,14 +12,17 @@ from treecore.costs import ForwardCosts, TypicalMs
 from treecore.draft_depth import DraftDepth, DraftOffer, forwards_within
 from treecore.expand import Growth
 from treecore.forest import Forest
-from treecore.messages import Announcement
+from treecore.messages import Announcement, ForwardCost
 
-_NUM_CHILDREN = 4
-_ROWS_OF_A_FORWARD = 4  # of an SSM's, over all requests, before each expands its best node alone
-_MAX_CANDIDATES = 48  # told for each request: what stands below one of many possible next roots is the next tree
+_NUM_CHILDREN = 5
+_WIDEST = 4  # nodes that an SSM expands in a forward, for a request
+_WIDENING = 1.25  # so much longer a forward may take for being wider than one node a request
+_MAX_NODES = 32  # of a draft that is waited for
+_MAX_NODES_AHEAD = 96  # the next tree is what stands below one of many possible next roots
 _MAX_FORWARDS = 8
 _OTHER_MS = 2.0  # first guesses, until steps were timed
-_OTHER_MS_WITH_DRAFT = 4.0
+_WAIT_MS = 2.0
+_SPARE = 0.85  # of a verification: a draft that comes late costs more than its last forward brings
 _WORTH_AHEAD = 0.03  # tokens a request and step that drafts ahead must have brought lately
 _PROBE_EVERY = 16  # steps after which it is tried again
 
@@ -38,12 +41,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one step, in ms: all of it; inside the LLM's forward and sampling; inside the drafts that were waited for."""
+    """Of one step, in ms: all of it; inside the LLM's forward and sampling; waiting for drafts."""
 
     total_ms: float
     verify_ms: float
-    draft_ms: float
-    waited: bool
+    waited_ms: float
 
 
 class Economy:
@@ -54,20 +56,21 @@ class Economy:
         self._depth = DraftDepth()
         self._verify: dict[str, ForwardCosts] = {}
         self._draft: dict[str, ForwardCosts] = {}
-        self._other = {False: TypicalMs(_OTHER_MS), True: TypicalMs(_OTHER_MS_WITH_DRAFT)}
+        self._other = TypicalMs(_OTHER_MS)
+        self._wait = TypicalMs(_WAIT_MS)
         self._ahead_gain = 1.0
         self._num_idle_steps = 0
 
     def price(self, llm: Announcement, other_rows: int, other_tokens: int) -> StepPrice:
         """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
-        return StepPrice(self._costs_of(self._verify, llm), self._other[False].ms, other_rows, float(other_tokens))
+        return StepPrice(self._costs_of(self._verify, llm), self._other.ms, other_rows, float(other_tokens))
 
-    def choose(self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float) -> Chosen:
-        """The nodes that make this step pay best, for which drafts were waited for so long."""
+    def choose(self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, *, asked: bool) -> Chosen:
+        """The nodes that make this step pay best, which has waited so long already; asked: for a draft."""
         path_p = self._calibration.path_probabilities(forest)
-        if waited_ms:
+        if asked:
             self._depth.observe(forest, path_p)
-        paid = replace(price, fixed_ms=self._other[waited_ms > 0].ms + waited_ms)
+        paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
         return Chosen(forest, choose(forest, path_p, bounds, paid), price)
 
     def growth_to_wait_for(
@@ -76,20 +79,20 @@ class Economy:
         """What to have drafted before this step for those without candidates; None: verify their roots alone."""
         if not ssms or not num_waiting:
             return None
-        width = _width(num_waiting)
-        wait_ms = max(0.0, self._other[True].ms - self._other[False].ms)
+        draft = self._slowest(ssms)
+        width = _width(draft, num_waiting)
         offer = DraftOffer(
             price,
-            self._slowest(ssms),
+            draft,
             width,
-            wait_ms,
+            self._wait.ms,
             num_requests,
             num_waiting,
             min(max_depth, _MAX_FORWARDS),
-            _MAX_CANDIDATES,
+            _MAX_NODES,
         )
         depth = self._depth.best(offer)
-        return Growth(depth, width, _NUM_CHILDREN, _MAX_CANDIDATES) if depth else None
+        return Growth(depth, width, _NUM_CHILDREN, _MAX_NODES) if depth else None
 
     def growth_ahead(
         self, llm: Announcement, ssms: Sequence[Announcement], num_requests: int, num_rows: int
@@ -97,20 +100,21 @@ class Economy:
         """What to have drafted while the LLM verifies `num_rows`; None while that has brought nothing lately."""
         if not ssms or not num_requests or not self._pays_ahead():
             return None
-        width = _width(num_requests)
-        verify_ms = float(self._costs_of(self._verify, llm).ms(num_rows))
-        most = forwards_within(verify_ms, self._slowest(ssms), num_requests * width, _MAX_FORWARDS)
-        return Growth(max(1, most), width, _NUM_CHILDREN, _MAX_CANDIDATES)
+        draft = self._slowest(ssms)
+        width = _width(draft, num_requests)
+        spare_ms = _SPARE * self._costs_of(self._verify, llm).ms(num_rows) - self._wait.ms
+        most = forwards_within(spare_ms, draft, num_requests * width, _MAX_FORWARDS)
+        return Growth(max(1, most), width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
 
     def patience_s(self, llm: Announcement, num_rows: int) -> float:
         """How long drafts made ahead are waited for once the LLM is done: as long as half a forward of it."""
-        return float(self._costs_of(self._verify, llm).ms(num_rows)) / 2e3
+        return self._costs_of(self._verify, llm).ms(num_rows) / 2e3
 
     def learn(
         self, llm: Announcement, chosen: Chosen | None, committed: Sequence[Sequence[int]], times: StepTimes
     ) -> None:
         """From a step that was committed. committed: per request of the forest, what the step brought it."""
-        self._other[times.waited].observe(max(0.0, times.total_ms - times.verify_ms - times.draft_ms))
+        self._other.observe(max(0.0, times.total_ms - times.verify_ms - times.waited_ms))
         if chosen is None:
             return
         self._calibration.observe(chosen.forest, committed)
@@ -121,9 +125,11 @@ class Economy:
         """Drafts made ahead were verified for so many requests, and so many of their nodes became tokens."""
         self._ahead_gain += 0.05 * (num_gained / num_requests - self._ahead_gain)
 
-    def learn_draft(self, ssm: Announcement, num_rows: int, ms: float) -> None:
-        """A forward of an SSM over so many rows took so long."""
-        self._costs_of(self._draft, ssm).observe(num_rows, ms)
+    def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float) -> None:
+        """What a forward of that SSM cost, and all else until its answer was there."""
+        self._wait.observe(other_ms)
+        if ssm in self._draft:
+            self._draft[ssm].observe(cost.num_rows, cost.ms)
 
     def _pays_ahead(self) -> bool:
         if self._ahead_gain >= _WORTH_AHEAD:
@@ -133,7 +139,7 @@ class Economy:
 
     def _slowest(self, ssms: Sequence[Announcement]) -> ForwardCosts:
         costs = [self._costs_of(self._draft, ssm) for ssm in ssms]
-        return max(costs, key=lambda found: float(found.ms(_ROWS_OF_A_FORWARD)))
+        return max(costs, key=lambda found: found.ms(1))
 
     def _costs_of(self, known: dict[str, ForwardCosts], worker: Announcement) -> ForwardCosts:
         """By name: replicas cost the same, and a worker that restarts costs what it did."""
@@ -142,5 +148,7 @@ class Economy:
         return known[worker.name]
 
 
-def _width(num_requests: int) -> int:
-    return max(1, _ROWS_OF_A_FORWARD // num_requests)
+def _width(draft: ForwardCosts, num_requests: int) -> int:
+    """How many nodes each request expands in a forward: more than one where that costs hardly more."""
+    most_ms = _WIDENING * draft.ms(num_requests)
+    return max(width for width in range(1, _WIDEST + 1) if width == 1 or draft.ms(width * num_requests) <= most_ms)

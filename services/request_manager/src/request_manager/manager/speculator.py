@@ -20,7 +20,7 @@ from treecore.accept import Accepted
 from treecore.choice import Bounds, StepPrice
 from treecore.forest import ScoredDraft, merge_drafts
 from treecore.merge import merge, prune
-from treecore.messages import RequestId, VerifyReply
+from treecore.messages import Announcement, RequestId, VerifyReply
 from treecore.tree import TokenTree
 
 
@@ -52,26 +52,32 @@ class Turn:
         return TokenTree.of_root(self.request.committed[self.item.end - 1])
 
 
-@dataclass(frozen=True, slots=True)
-class StepTrees:
-    """A step's trees by request, and how they came about.
+Candidates = dict[RequestId, list[ScoredDraft]]
 
-    turns: those whose trees were chosen, in the order of `chosen.forest`. hidden: the requests whose drafts were there
-    before the step began. draft_ms: waited for drafts; *_forward_ms, *_sample_ms: of that, inside an SSM.
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What there is to choose a step's trees from.
+
+    candidates: of dynamic trees. hidden: the requests whose drafts were there before the step began. round: what was
+    asked for in the step, if anything was. waited_ms: for all of it.
     """
 
+    candidates: Candidates
+    hidden: frozenset[RequestId]
+    round: Round
+    asked: bool
+    waited_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrees:
+    """Trees by request, and how they came about. turns: of the dynamic ones, in the order of `chosen.forest`."""
+
     trees: dict[RequestId, TokenTree]
-    turns: tuple[Turn, ...] = ()
-    chosen: Chosen | None = None
-    hidden: frozenset[RequestId] = frozenset()
-    num_rows: int = 0
-    waited: bool = False
-    draft_ms: float = 0.0
-    draft_forward_ms: float = 0.0
-    draft_sample_ms: float = 0.0
-
-
-Candidates = dict[RequestId, list[ScoredDraft]]
+    turns: tuple[Turn, ...]
+    chosen: Chosen | None
+    drafted: Drafted
 
 
 @dataclass(slots=True)
@@ -89,45 +95,24 @@ class Speculator:
 
     async def trees(self, turns: Sequence[Turn], llm: Worker) -> StepTrees:
         """What each turn verifies; the root alone where nothing arrived in time or nothing pays."""
-        started = perf_counter()
-        dynamic = [turn for turn in turns if turn.is_dynamic]
-        candidates = await self._drafted_ahead(dynamic, llm)
-        hidden = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
-        price = self.economy.price(
-            llm.announcement, sum(turn.num_rows for turn in turns if not turn.is_dynamic), len(turns) - len(dynamic)
-        )
-        wishes = self._wishes(turns, [turn for turn in dynamic if turn.request_id not in hidden], price, len(dynamic))
-        drafted = await self._draft(wishes)
-        draft_ms = (perf_counter() - started) * 1e3
-        for turn in dynamic:
-            if grown := drafted.grown.get(turn.request_id):
-                candidates[turn.request_id] = [found.draft for found in grown]
-        trees = {turn.request_id: self._static(turn, drafted) for turn in turns if not turn.is_dynamic}
-        num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
-        chosen = None
-        if dynamic:
-            price = replace(price, num_other_rows=num_rows)
-            chosen = self._choose(dynamic, candidates, price, draft_ms if wishes else 0.0)
-            found = chosen.forest.trees(chosen.choice.kept)
-            trees |= {turn.request_id: tree for turn, tree in zip(dynamic, found, strict=True)}
-            num_rows = chosen.choice.num_rows
-        self._num_rows = num_rows
-        return StepTrees(
-            trees,
-            tuple(dynamic),
-            chosen,
-            hidden,
-            num_rows,
-            bool(wishes),
-            draft_ms,
-            drafted.forward_ms,
-            drafted.sample_ms,
-        )
+        dynamic = tuple(turn for turn in turns if turn.is_dynamic)
+        others = [turn for turn in turns if not turn.is_dynamic]
+        price = self.economy.price(llm.announcement, sum(turn.num_rows for turn in others), len(others))
+        drafted = await self._drafted(dynamic, others, price, llm)
+        trees = {turn.request_id: self._static(turn, drafted.round) for turn in others}
+        self._num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
+        if not dynamic:
+            return StepTrees(trees, (), None, drafted)
+        chosen = self._choose(dynamic, drafted, replace(price, num_other_rows=self._num_rows))
+        self._num_rows = chosen.choice.num_rows
+        for turn, tree in zip(dynamic, chosen.forest.trees(chosen.choice.kept), strict=True):
+            trees[turn.request_id] = tree
+        return StepTrees(trees, dynamic, chosen, drafted)
 
     def look_ahead(self, turns: Sequence[Turn], llm: Worker) -> None:
         """While the LLM is at work, have the SSMs draft on, and read the prompts that it reads."""
         ahead = [turn for turn in turns if turn.is_dynamic and self._is_ahead(turn)]
-        growth = self.economy.growth_ahead(llm.announcement, self.ssms.live(), len(ahead), self._num_rows)
+        growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), self._num_rows)
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
         wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
         self.ssms.begin(wishes)
@@ -138,11 +123,11 @@ class Speculator:
         """From a step that was committed."""
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
-        times = StepTimes(
-            total_ms, reply.forward_ms + reply.sample_ms, step.draft_forward_ms + step.draft_sample_ms, step.waited
-        )
+        times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        ahead = [turn.request_id for turn in step.turns if self._is_ahead(turn) and turn.request_id in step.hidden]
+        ahead = [
+            turn.request_id for turn in step.turns if self._is_ahead(turn) and turn.request_id in step.drafted.hidden
+        ]
         if ahead:
             gained = sum(len(accepted[request_id].nodes) for request_id in ahead if request_id in accepted)
             self.economy.learn_ahead(len(ahead), gained)
@@ -151,56 +136,76 @@ class Speculator:
         wanted = turn.request.generation.draft_ahead
         return self.drafts_ahead if wanted is None else wanted
 
-    async def _drafted_ahead(self, dynamic: Sequence[Turn], llm: Worker) -> Candidates:
+    async def _drafted(self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice, llm: Worker) -> Drafted:
+        """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
+        started = perf_counter()
+        candidates = await self._drafted_ahead([turn for turn in dynamic if self._is_ahead(turn)], llm)
+        hidden = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
+        bare = [turn for turn in dynamic if turn.request_id not in hidden]
+        wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
+        found = await self._draft(wishes)
+        candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
+        return Drafted(candidates, hidden, found, bool(wishes), (perf_counter() - started) * 1e3)
+
+    async def _drafted_ahead(self, ahead: Sequence[Turn], llm: Worker) -> Candidates:
         """What was drafted during the last step, as far as the committed tokens did not leave it."""
-        if not any(self._is_ahead(turn) for turn in dynamic):
+        if not ahead:
             return {}
         patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, self._num_rows))
-        grown = (await self.ssms.collect(patience_s)).grown
-        found = {}
-        for turn in dynamic:
-            drafts = [entry.now(turn.request) for entry in grown.get(turn.request_id, ()) if self._is_ahead(turn)]
-            found[turn.request_id] = [draft for draft in drafts if draft is not None]
-        return found
+        found = await self.ssms.collect(patience_s)
+        self._learn_costs(found)
+        candidates = {}
+        for turn in ahead:
+            drafts = [grown.now(turn.request) for grown in found.grown.get(turn.request_id, ())]
+            candidates[turn.request_id] = [draft for draft in drafts if draft is not None]
+        return candidates
 
-    def _wishes(
-        self, turns: Sequence[Turn], bare: Sequence[Turn], price: StepPrice, num_dynamic: int
-    ) -> list[DraftWish]:
-        """Drafts to wait for: static trees always, dynamic ones where that pays."""
-        wishes = [
+    def _static_wishes(self, turns: Sequence[Turn]) -> list[DraftWish]:
+        return [
             DraftWish(turn.request, turn.item.end, turn.item.shape)
             for turn in turns
             if not isinstance(turn.item.shape, DynamicTree) and turn.item.shape
         ]
+
+    def _dynamic_wishes(self, bare: Sequence[Turn], price: StepPrice, num_dynamic: int) -> list[DraftWish]:
+        """Drafts for those without candidates, if waiting pays."""
         max_depth = max((len(turn.item.shape) for turn in bare), default=0)
-        growth = self.economy.growth_to_wait_for(price, self.ssms.live(), num_dynamic, len(bare), max_depth)
-        if growth is not None:
-            wishes += [DraftWish(turn.request, turn.item.end, growth=growth) for turn in bare]
-        return wishes
+        growth = self.economy.growth_to_wait_for(price, self._ssms_of(bare), num_dynamic, len(bare), max_depth)
+        return [] if growth is None else [DraftWish(turn.request, turn.item.end, growth=growth) for turn in bare]
+
+    def _ssms_of(self, turns: Sequence[Turn]) -> list[Announcement]:
+        """Those that may draft for one of the requests at least."""
+        generations = [turn.request.generation for turn in turns]
+        return [ssm for ssm in self.ssms.live() if any(generation.may_draft(ssm.name) for generation in generations)]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> Round:
         drafted = await self.ssms.draft(wishes, self.deadline_s)
+        self._learn_costs(drafted)
         for wish in wishes:
             request_id = wish.request.request_id
             if request_id not in drafted.trees and request_id not in drafted.grown:
                 self.observer.on_dropped("no_draft")
         return drafted
 
+    def _learn_costs(self, drafted: Round) -> None:
+        for name, cost, other_ms in drafted.costs:
+            self.economy.learn_draft(name, cost, other_ms)
+
     def _static(self, turn: Turn, drafted: Round) -> TokenTree:
         """The merged tree of what arrived; the root alone if nothing did."""
         trees = drafted.trees.get(turn.request_id)
         return prune(merge(trees), self.max_tree_nodes, len(turn.item.shape)) if trees else turn.root()
 
-    def _choose(self, dynamic: Sequence[Turn], candidates: Candidates, price: StepPrice, waited_ms: float) -> Chosen:
+    def _choose(self, dynamic: Sequence[Turn], drafted: Drafted, price: StepPrice) -> Chosen:
         roots = [turn.request.committed[turn.item.end - 1] for turn in dynamic]
-        forest = merge_drafts(roots, [candidates.get(turn.request_id, ()) for turn in dynamic])
+        forest = merge_drafts(roots, [drafted.candidates.get(turn.request_id, ()) for turn in dynamic])
         shapes = [turn.item.shape for turn in dynamic if isinstance(turn.item.shape, DynamicTree)]
         bounds = Bounds(
             np.array([shape.max_nodes + 1 for shape in shapes]),
             np.array([shape.max_depth for shape in shapes]),
             self.max_rows,
         )
-        return self.economy.choose(forest, bounds, price, waited_ms)
+        return self.economy.choose(forest, bounds, price, drafted.waited_ms, asked=drafted.asked)
 
 
 def _reads_for_later(turn: Turn) -> bool:

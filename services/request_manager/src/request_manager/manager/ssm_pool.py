@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, Drafts, DraftWish, Grown
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.step_record import Observer
-from treecore.messages import Announcement, RequestId, WorkerId
+from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of drafting brought. forward_ms, sample_ms: of the SSM that took longest."""
+    """What one round of drafting brought. forward_ms, sample_ms: of the SSM that took longest.
+
+    costs: (SSM, its forward, ms of the exchange beside forwards and sampling).
+    """
 
     trees: dict[RequestId, list[TokenTree]]
     grown: dict[RequestId, list[Grown]]
     forward_ms: float
     sample_ms: float
+    costs: tuple[tuple[str, ForwardCost, float], ...]
 
     @classmethod
-    def of(cls, answers: Sequence[Drafts]) -> "Round":
+    def of(cls, drafters: Sequence[Drafter], answers: Sequence[Drafts]) -> "Round":
         """All SSMs' answers together."""
         trees: dict[RequestId, list[TokenTree]] = defaultdict(list)
         grown: dict[RequestId, list[Grown]] = defaultdict(list)
@@ -38,7 +42,12 @@ class Round:
             for request_id, draft in answer.grown.items():
                 grown[request_id].append(draft)
         slowest = max(answers, key=lambda answer: answer.forward_ms, default=NOTHING)
-        return cls(trees, grown, slowest.forward_ms, slowest.sample_ms)
+        costs = [
+            (drafter.worker.announcement.name, answer.cost, answer.other_ms)
+            for drafter, answer in zip(drafters, answers, strict=True)
+            if answer.cost is not None
+        ]
+        return cls(trees, grown, slowest.forward_ms, slowest.sample_ms, tuple(costs))
 
 
 class SsmPool:
@@ -57,13 +66,13 @@ class SsmPool:
         """The trees of all SSMs that answered within `deadline_s`."""
         lanes = self._lanes(wishes)
         answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
-        return Round.of(answers)
+        return Round.of([drafter for drafter, _ in lanes], answers)
 
     async def collect(self, deadline_s: float) -> Round:
         """What the SSMs drafted ahead, as far as it is there within `deadline_s`."""
         self._follow_registry()
         drafters = list(self._drafters.values())
-        return Round.of(await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
+        return Round.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
 
     def begin(self, wishes: Sequence[DraftWish]) -> None:
         """Have the SSMs draft ahead, and read prompts, while the LLM is at work."""

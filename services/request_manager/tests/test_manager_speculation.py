@@ -1,0 +1,204 @@
+"""Dynamic trees through the real coordinator: drafted ahead, merged from SSMs that come and go, chosen by cost."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from request_manager.contract import Generation
+from request_manager.manager.economy import Economy, StepTimes
+from request_manager.manager.metrics import ManagerMetrics
+from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
+from treecore.choice import Bounds
+from treecore.forest import Forest, ScoredDraft, merge_drafts
+from treecore.messages import Announcement, BlockUsage, ForwardCost, RequestId, WorkerId
+from treecore.noise import Seed
+from treecore.params import SamplingParams
+from treecore.testing.bus import Call, Fate, Verdict
+from treecore.testing.scripted import AgreeingModel, ScriptedModel, decode_alone
+from treecore.testing.workers import FakeSize, FakeSsm, FakeVerifier
+
+VOCAB_SIZE = 20
+LLM = ScriptedModel(VOCAB_SIZE, spread=24.0)  # sure of itself, as are its SSMs
+LARGE, SMALL = FakeSize(forward_ms=20.0), FakeSize(forward_ms=2.0)
+DYNAMIC = replace(POLICY, dynamic=True, max_tree_nodes=32)
+NUM_TOKENS = 40
+
+
+def verifier() -> FakeVerifier:
+    """The LLM."""
+    return FakeVerifier(LLM, WorkerId("verifier"), "llm", LARGE)
+
+
+def ssm(agreement: float, name: str = "ssm") -> FakeSsm:
+    """An SSM that agrees with the greedy LLM behind a share of all contexts."""
+    model = AgreeingModel(LLM, ScriptedModel(VOCAB_SIZE, sum(name.encode()), spread=24.0), agreement)
+    return FakeSsm(model, WorkerId(f"{name}-worker"), name, SMALL)
+
+
+def generation(name: str = "r", **fields: object) -> Generation:
+    """A greedy request of NUM_TOKENS tokens."""
+    prompt = np.array([1, 2, 3, len(name)], np.int32)
+    one = Generation(RequestId(name), prompt, SamplingParams(0.0, 0, 1.0, Seed(5), prompt_len=4), NUM_TOKENS)
+    return replace(one, **fields)  # type: ignore[arg-type]
+
+
+async def check(stage: Stage, *generations: Generation) -> list[Outcome]:
+    """Run them all at once; each gets what the LLM alone would say."""
+    outcomes = await asyncio.gather(*[stage.outcome(one) for one in generations])
+    for one, outcome in zip(generations, outcomes, strict=True):
+        tokens, _ = decode_alone(LLM, one.prompt.tolist(), one.params, one.max_tokens)
+        assert outcome.tokens == tokens
+    await stage.settle()
+    return outcomes
+
+
+async def test_drafts_are_made_while_the_llm_is_at_work() -> None:
+    """With an SSM that is always right, all trees but the first were drafted ahead, and few steps are left."""
+    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
+        (outcome,) = await check(stage, generation())
+        steps = stage.recorder.steps
+    assert outcome.steps < NUM_TOKENS / 2
+    assert sum(step.num_hidden for step in steps) >= sum(step.num_trees for step in steps) - 2 > 0
+
+
+async def test_a_request_can_do_without_drafts_ahead() -> None:
+    """Its trees are all asked for, and waited for, in the step."""
+    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
+        await check(stage, generation(draft_ahead=False))
+        steps = stage.recorder.steps
+    assert sum(step.num_hidden for step in steps) == 0 < sum(step.num_trees for step in steps)
+
+
+async def test_ssms_come_and_go_while_requests_run() -> None:
+    """A second SSM is used as soon as it is there, and missed by nobody when it is gone; each is counted by name."""
+    first, second = ssm(0.3, "first"), ssm(1.0, "second")
+    async with running_stage(verifier(), first, policy=DYNAMIC) as stage:
+        running = asyncio.create_task(check(stage, *[generation(f"r{idx}", max_tokens=200) for idx in range(3)]))
+        await stage.until(lambda: len(stage.recorder.steps) > 10)
+        assert all(set(step.proposed) <= {"first"} for step in stage.recorder.steps)
+        await stage.add(second)
+        await stage.until(lambda: any(step.accepted.get("second") for step in stage.recorder.steps))
+        stage.kill(second)
+        num_steps = len(stage.recorder.steps)
+        await running
+        late = stage.recorder.steps[num_steps + 2 :]
+    assert late
+    assert not any(step.proposed.get("second") for step in late)
+
+
+async def test_a_slow_ssm_costs_its_part_of_the_tree_only() -> None:
+    """While one SSM's answers never come, the other drafts on."""
+    slow, quick = ssm(1.0, "slow"), ssm(1.0, "quick")
+
+    def rule(call: Call) -> Verdict:
+        return Fate.LOSE_REPLY if call.subject.startswith("ssm.slow") else Fate.DELIVER
+
+    async with running_stage(verifier(), slow, quick, policy=replace(DYNAMIC, draft_deadline_s=0.2)) as stage:
+        stage.bus.rule = rule
+        (outcome,) = await check(stage, generation())
+        accepted = [step.accepted for step in stage.recorder.steps]
+    assert outcome.steps < NUM_TOKENS
+    assert any(step.get("quick") for step in accepted)
+    assert not any(step.get("slow") for step in accepted)
+
+
+async def test_acceptance_by_ssm_and_hidden_drafts_are_metrics() -> None:
+    """What the dashboards read."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
+        await check(stage, generation())
+        for step in stage.recorder.steps:
+            metrics.on_step(step)
+    proposed, kept = (
+        registry.get_sample_value(f"espalier_ssm_{what}_tokens_total", {"ssm": "ssm"}) for what in ("draft", "accepted")
+    )
+    assert proposed is not None
+    assert kept is not None
+    assert proposed >= kept > NUM_TOKENS / 2
+    ratio = registry.get_sample_value("espalier_draft_hidden_ratio")
+    assert ratio is not None
+    assert 0.5 < ratio <= 1.0
+
+
+# -- what is learned ------------------------------------------------------------------------------------------------
+
+BLOCKS = BlockUsage(1, 0, 0, 1, 16)
+
+
+def announcement(kind: str, costs: dict[int, float]) -> Announcement:
+    """A worker whose forwards cost so much, by rows."""
+    points = tuple(ForwardCost(rows, ms) for rows, ms in costs.items())
+    return Announcement(WorkerId(kind), kind, kind, VOCAB_SIZE, 99, (), BLOCKS, leaving=False, costs=points)  # type: ignore[arg-type]
+
+
+def likely(p: float) -> Forest:
+    """A chain of three nodes, each as likely behind the one before."""
+    draft = ScoredDraft(
+        1, np.array([4, 5, 6], np.int32), np.arange(3, dtype=np.int32), np.full(3, np.log(p), np.float32)
+    )
+    return merge_drafts([3], [[draft]])
+
+
+BOUNDS = Bounds(32, 8, 512)
+
+
+def num_chosen(economy: Economy, llm: Announcement, forest: Forest) -> int:
+    """How many nodes are verified below the root."""
+    return economy.choose(forest, BOUNDS, economy.price(llm, 0, 0), 0.0, asked=False).choice.num_rows - 1
+
+
+def test_nodes_are_verified_where_they_pay() -> None:
+    """Where rows are free all are, where each costs a step none is, whatever the SSM claims."""
+    free, dear = announcement("verifier", {1: 20.0, 64: 20.5}), announcement("verifier", {1: 20.0, 2: 40.0, 64: 1280.0})
+    assert num_chosen(Economy(), free, likely(0.5)) == 3
+    assert num_chosen(Economy(), dear, likely(0.6)) == 0
+    assert num_chosen(Economy(), free, likely(1e-9)) <= 3
+
+
+def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
+    """Its claims stay what they were; what they are worth is learned."""
+    economy, llm = Economy(), announcement("verifier", {1: 20.0, 4: 24.0, 64: 200.0})
+    assert num_chosen(economy, llm, likely(0.6)) > 0
+    for _ in range(60):
+        chosen = economy.choose(likely(0.6), BOUNDS, economy.price(llm, 0, 0), 0.0, asked=False)
+        economy.learn(llm, chosen, [[9]], StepTimes(23.0, 20.0, 0.0))
+    assert num_chosen(economy, llm, likely(0.6)) == 0
+
+
+def test_drafting_ahead_stops_where_it_brings_nothing_but_is_tried_again() -> None:
+    """An SSM that shares the LLM's cores must not slow it down for nothing."""
+    economy, llm, small = Economy(), announcement("verifier", {1: 25.0}), announcement("ssm", {1: 4.0, 4: 4.5})
+    assert economy.growth_ahead(llm, [small], 1, 1) is not None
+    for _ in range(200):
+        economy.learn_ahead(1, 0)
+    asked = [economy.growth_ahead(llm, [small], 1, 1) is not None for _ in range(64)]
+    assert 1 <= sum(asked) <= 8
+
+
+def test_what_is_drafted_ahead_fits_into_the_verification() -> None:
+    """Fewer forwards of a slower SSM, one at least; wide where width is cheap."""
+    llm = announcement("verifier", {1: 30.0})
+    quick = Economy().growth_ahead(llm, [announcement("ssm", {1: 4.0, 4: 4.4})], 1, 1)
+    slow = Economy().growth_ahead(llm, [announcement("ssm", {1: 70.0, 4: 280.0})], 1, 1)
+    assert quick is not None
+    assert slow is not None
+    assert 3 <= quick.num_forwards <= 6
+    assert quick.width == 4
+    assert (slow.num_forwards, slow.width) == (1, 1)
+
+
+def test_a_draft_is_waited_for_where_the_llm_is_slow() -> None:
+    """A draft that takes as long as the LLM is not worth its wait; one that takes a twentieth is."""
+    llm = announcement("verifier", {1: 100.0, 64: 120.0})
+
+    def waits(ssm_ms: float) -> bool:
+        economy = Economy()
+        price = economy.price(llm, 0, 0)
+        return economy.growth_to_wait_for(price, [announcement("ssm", {1: ssm_ms})], 1, 1, 8) is not None
+
+    assert waits(5.0)
+    assert not waits(100.0)
+    assert Economy().growth_to_wait_for(Economy().price(llm, 0, 0), [], 1, 1, 8) is None
