@@ -23,12 +23,14 @@ FAST, SLOW = costs((1, 1.0), (64, 1.0)), costs((1, 30.0), (64, 30.0))
 OFFER = DraftOffer(StepPrice(FLAT, 5.0), FAST, 1, 0.5, num_requests=1, num_waiting=1, max_depth=8, max_nodes=32)
 
 
-def drafted(share: float, depth: int = 8, num_requests: int = 1, num_idle: int = 0) -> tuple[Forest, np.ndarray]:
-    """Chains whose every node is taken with `share` behind its parent; some requests have none."""
+def drafted(
+    share: float, depth: int = 8, num_requests: int = 1, num_idle: int = 0
+) -> tuple[Forest, np.ndarray, np.ndarray]:
+    """Chains that were waited for, every node taken with `share` behind its parent; idle requests have none."""
     chain = np.arange(depth, dtype=np.int32)
     batch = [[ScoredDraft(0, chain, chain)]] * num_requests + [[]] * num_idle
     forest = merge_drafts([0] * len(batch), batch)
-    return forest, share ** forest.depths.astype(np.float64)
+    return forest, share ** forest.depths.astype(np.float64), np.arange(len(batch)) < num_requests
 
 
 def after(share: float, count: int = 60, **kwargs: int) -> DraftDepth:
@@ -94,6 +96,14 @@ def test_depths_that_were_not_drafted_keep_their_worth() -> None:
     for _ in range(60):
         depth.observe(*drafted(0.9, depth=1, num_requests=2, num_idle=3))
     assert depth.best(OFFER) == deep
+
+
+def test_drafts_that_come_to_nothing_are_not_waited_for() -> None:
+    """An SSM of repeats has nothing to say where nothing repeats: that is worth nothing, and soon known."""
+    depth = after(0.9)
+    for _ in range(30):
+        depth.observe(merge_drafts([0], [[]]), np.ones(1), np.array([True]))
+    assert after(0.9).best(OFFER) > 0 == depth.best(OFFER)
 
 
 def test_exploring_takes_little_time_and_finds_a_better_ssm() -> None:

@@ -142,12 +142,13 @@ def likely(p: float) -> Forest:
     return merge_drafts([3], [[draft]])
 
 
+NOBODY = np.array([False])
 BOUNDS = Bounds(32, 8, 512)
 
 
 def num_chosen(economy: Economy, llm: Announcement, forest: Forest) -> int:
     """How many nodes are verified below the root."""
-    return economy.choose(forest, BOUNDS, economy.price(llm, 0, 0), 0.0, asked=False).choice.num_rows - 1
+    return economy.choose(forest, BOUNDS, economy.price(llm, 0, 0), 0.0, NOBODY).choice.num_rows - 1
 
 
 def test_nodes_are_verified_where_they_pay() -> None:
@@ -163,7 +164,7 @@ def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
     economy, llm = Economy(), announcement("verifier", {1: 20.0, 4: 24.0, 64: 200.0})
     assert num_chosen(economy, llm, likely(0.6)) > 0
     for _ in range(60):
-        chosen = economy.choose(likely(0.6), BOUNDS, economy.price(llm, 0, 0), 0.0, asked=False)
+        chosen = economy.choose(likely(0.6), BOUNDS, economy.price(llm, 0, 0), 0.0, NOBODY)
         economy.learn(llm, chosen, [[9]], StepTimes(23.0, 20.0, 0.0))
     assert num_chosen(economy, llm, likely(0.6)) == 0
 

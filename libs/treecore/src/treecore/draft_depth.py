@@ -6,6 +6,7 @@ Knows probabilities by depth and prices; must not know requests, workers or toke
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treecore.choice import Probabilities, StepPrice
 from treecore.costs import ForwardCosts
@@ -52,18 +53,18 @@ class DraftDepth:
         self._speedup = 1.0
         self._unspent_ms = 0.0
 
-    def observe(self, forest: Forest, path_p: Probabilities) -> None:
-        """A draft that was waited for: all its candidates. Requests without any tell nothing."""
-        R, num_levels = forest.num_requests, min(len(forest.levels), _DEEPEST)
-        if num_levels == 0:
+    def observe(self, forest: Forest, path_p: Probabilities, waited: NDArray[np.bool_]) -> None:
+        """All candidates of a step. waited: bool [R], the requests whose drafts were waited for; none came to none."""
+        if not waited.any():
             return
+        R, num_levels = forest.num_requests, min(len(forest.levels), _DEEPEST) or _DEEPEST
         order = R + np.argsort(-path_p[R:], kind="stable")
-        order = order[forest.depths[order] <= num_levels]
+        order = order[waited[forest.requests[order]] & (forest.depths[order] <= num_levels)]
         places = num_equal_before(forest.requests[order] * (num_levels + 1) + forest.depths[order])
         order, places = order[places < _WIDEST], places[places < _WIDEST]
         seen = np.zeros((num_levels, _WIDEST))
         np.add.at(seen, (forest.depths[order] - 1, places), path_p[order])
-        seen /= len(np.unique(forest.requests[R:]))
+        seen /= waited.sum()
         self._likely[:num_levels] += _NEW * (seen - self._likely[:num_levels])
 
     def on_step(self, num_requests: int, num_tokens: int, ms: float, price: StepPrice) -> None:

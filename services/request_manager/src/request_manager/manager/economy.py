@@ -6,6 +6,9 @@ Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from treecore.calibration import Calibration
 from treecore.choice import Bounds, Choice, StepPrice, choose
 from treecore.costs import ForwardCosts, TypicalMs
@@ -65,11 +68,12 @@ class Economy:
         """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
         return StepPrice(self._costs_of(self._verify, llm), self._other.ms, other_rows, float(other_tokens))
 
-    def choose(self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, *, asked: bool) -> Chosen:
-        """The nodes that make this step pay best, which has waited so long already; asked: for a draft."""
+    def choose(
+        self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, waited: NDArray[np.bool_]
+    ) -> Chosen:
+        """The nodes that make this step pay best, which has waited so long already; waited: bool [R], for whom."""
         path_p = self._calibration.path_probabilities(forest)
-        if asked:
-            self._depth.observe(forest, path_p)
+        self._depth.observe(forest, path_p, waited)
         paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
         return Chosen(forest, choose(forest, path_p, bounds, paid), price)
 

@@ -59,14 +59,14 @@ Candidates = dict[RequestId, list[ScoredDraft]]
 class Drafted:
     """What there is to choose a step's trees from.
 
-    candidates: of dynamic trees. hidden: the requests whose drafts were there before the step began. round: what was
-    asked for in the step, if anything was. waited_ms: for all of it.
+    candidates: of dynamic trees. hidden: the requests whose drafts were there before the step began. waited: those
+    whose drafts were asked for in the step. round: what came of that. waited_ms: for all of it.
     """
 
     candidates: Candidates
     hidden: frozenset[RequestId]
+    waited: frozenset[RequestId]
     round: Round
-    asked: bool
     waited_ms: float
 
 
@@ -145,7 +145,8 @@ class Speculator:
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
-        return Drafted(candidates, hidden, found, bool(wishes), (perf_counter() - started) * 1e3)
+        waited = frozenset(wish.request.request_id for wish in wishes)
+        return Drafted(candidates, hidden, waited, found, (perf_counter() - started) * 1e3)
 
     async def _drafted_ahead(self, ahead: Sequence[Turn], llm: Worker) -> Candidates:
         """What was drafted during the last step, as far as the committed tokens did not leave it."""
@@ -205,7 +206,8 @@ class Speculator:
             np.array([shape.max_depth for shape in shapes]),
             self.max_rows,
         )
-        return self.economy.choose(forest, bounds, price, drafted.waited_ms, asked=drafted.asked)
+        waited = np.array([turn.request_id in drafted.waited for turn in dynamic])
+        return self.economy.choose(forest, bounds, price, drafted.waited_ms, waited)
 
 
 def _reads_for_later(turn: Turn) -> bool:
