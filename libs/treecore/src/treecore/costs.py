@@ -16,9 +16,7 @@ from treecore.messages import ForwardCost
 Ms = NDArray[np.float64]
 Rows = int | NDArray[np.int64]
 
-_WINDOW = (
-    64  # half of it must change before an estimate follows: 32 steps of stalls go unnoticed, 33 are the new normal
-)
+_WINDOW = 64  # half of it must change before an estimate follows: 32 stalls go unnoticed, 33 are the new normal
 _FITS_A_WINDOW = 16  # a fit takes as long as merging a step's drafts
 _ROUNDS = 4  # of reweighting; each brings the fit nearer to least absolute, not squared, errors
 _NEAR = 0.03  # relative errors below this count alike
@@ -30,9 +28,9 @@ class ForwardCosts:
     """ms of a model's forward: `level * measured(rows) + slope * rows`.
 
     measured: the points announced, straight lines between, the last line beyond; a constant if there are none. Fewer
-    rows never cost more: where they seemed to, the machine stalled. Level
-    and slope follow the last 64 observations, those at start included, with the least relative absolute error, so that
-    a minority (a machine that stalls, prompts) moves nothing. Where all had the same rows, the level explains them.
+    rows never cost more: where they seemed to, the machine stalled. Level and slope follow the last 64 observations,
+    those at start included, with the least relative absolute error, so that a minority (a machine that stalls, prompts)
+    moves nothing. Where all had the same rows, the level explains them.
     """
 
     def __init__(self, points: Sequence[ForwardCost] = ()) -> None:

@@ -25,7 +25,7 @@ class DraftOffer:
 
     price: of the step without waiting. draft: an SSM's forward, over `width` rows for each waiting request; wait_ms:
     what waiting costs beside (bus). Of num_requests, num_waiting have no candidates and would get them, up to max_depth
-    deep and max_nodes large (the root included). num_chosen nodes of the others bring chosen_tokens anyway.
+    deep and max_nodes large (the root included).
     """
 
     price: StepPrice
@@ -36,8 +36,6 @@ class DraftOffer:
     num_waiting: int
     max_depth: int
     max_nodes: int
-    num_chosen: int = 0
-    chosen_tokens: float = 0.0
 
 
 class DraftDepth:
@@ -100,9 +98,9 @@ class DraftDepth:
         """Tokens of a step with a draft of that depth, less what its time brings elsewhere."""
         likely = -np.sort(-self._likely[:depth], axis=None)[: offer.max_nodes - 1]
         tokens = offer.num_waiting * np.concatenate([[0.0], np.cumsum(likely)])
-        rows = offer.num_requests + offer.num_chosen + offer.price.num_other_rows
+        rows = offer.num_requests + offer.price.num_other_rows
         ms = offer.price.verify.ms(rows + offer.num_waiting * np.arange(len(tokens))) + _draft_ms(depth, offer)
-        known = offer.num_requests + offer.chosen_tokens + offer.price.num_other_tokens - rate * offer.price.fixed_ms
+        known = offer.num_requests + offer.price.num_other_tokens - rate * offer.price.fixed_ms
         return float(known + (tokens - rate * ms).max())
 
 

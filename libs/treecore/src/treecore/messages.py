@@ -191,7 +191,7 @@ class BlockUsage:
 
 @dataclass(frozen=True, slots=True)
 class ForwardCost:
-    """A forward over so many rows took so long, the choice of tokens not included."""
+    """A forward over so many rows took so long; whoever tells it says whether the choice of tokens is included."""
 
     num_rows: int
     ms: float
@@ -202,8 +202,8 @@ class Announcement:
     """Worker -> everyone, periodically and when asked: I am here and can step. `leaving` is the last one.
 
     name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. batch_invariant: its logits have
-    the same bits with any tree and batch. costs: of forwards, measured at start, fewest rows first; empty: unknown.
-    Raises ValueError for no model's.
+    the same bits with any tree and batch. costs: of forwards alone, measured at start, fewest rows first; empty:
+    unknown. Raises ValueError for no model's.
     """
 
     worker_id: WorkerId

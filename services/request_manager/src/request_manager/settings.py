@@ -31,7 +31,7 @@ class ManagerSettings(ServiceSettings):
 
     @field_validator("tree")
     @classmethod
-    def _is_expansion(cls, value: str) -> str:
+    def _is_tree(cls, value: str) -> str:
         if value != DYNAMIC and any(width < 1 for width in expansion_widths(value)):
             raise ValueError("widths must be at least 1")
         return value

@@ -50,8 +50,8 @@ Trials = dict[RequestId, Trial]
 class Policy:
     """How the coordinator runs: its batch and queue bounds, the default trees, the time that drafts get.
 
-    dynamic: whether trees are shaped by what they cost and bring, unless a request says otherwise; `expansion` is for
-    those whose rule needs draws. draft_ahead: whether their SSMs draft while the LLM verifies.
+    dynamic: whether trees are shaped by what they cost and bring, unless a request says otherwise; `expansion` is then
+    for those whose rule needs draws. draft_ahead: whether their SSMs draft while the LLM verifies.
     """
 
     max_batch: int

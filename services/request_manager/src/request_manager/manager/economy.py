@@ -1,6 +1,6 @@
 """What speculation costs and brings here, learned step by step: which nodes to verify, which drafts to wait for.
 
-Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker. Must not know requests or messages.
+Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker. Must not know requests or links.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class Economy:
         self._depth.on_step(chosen.forest.num_requests, sum(map(len, committed)), times.total_ms, chosen.price)
 
     def learn_ahead(self, num_requests: int, num_gained: int) -> None:
-        """Drafts made ahead were verified for so many requests, and so many of their nodes became tokens."""
+        """So many requests had drafts made ahead, and so many of their nodes were verified and became tokens."""
         self._ahead_gain += 0.05 * (num_gained / num_requests - self._ahead_gain)
 
     def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float) -> None:

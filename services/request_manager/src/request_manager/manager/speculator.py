@@ -59,8 +59,9 @@ Candidates = dict[RequestId, list[ScoredDraft]]
 class Drafted:
     """What there is to choose a step's trees from.
 
-    candidates: of dynamic trees. hidden: the requests whose drafts were there before the step began. waited: those
-    whose drafts were asked for in the step. round: what came of that. waited_ms: for all of it.
+    candidates: of dynamic trees. hidden: the requests whose drafts were asked for during the last step; their end may
+    have been waited for. waited: those whose drafts were asked for in this step. round: what came of that. waited_ms:
+    for all of it.
     """
 
     candidates: Candidates
@@ -91,7 +92,7 @@ class Speculator:
     drafts_ahead: bool
     observer: Observer
     economy: Economy = field(default_factory=Economy)
-    _num_rows: int = 1  # of the last step
+    _num_rows: int = 1  # of the last step; of this one once its trees are chosen
 
     async def trees(self, turns: Sequence[Turn], llm: Worker) -> StepTrees:
         """What each turn verifies; the root alone where nothing arrived in time or nothing pays."""
@@ -111,7 +112,7 @@ class Speculator:
 
     def look_ahead(self, turns: Sequence[Turn], llm: Worker) -> None:
         """While the LLM is at work, have the SSMs draft on, and read the prompts that it reads."""
-        ahead = [turn for turn in turns if turn.is_dynamic and self._is_ahead(turn)]
+        ahead = [turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)]
         growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), self._num_rows)
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
         wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
@@ -125,21 +126,19 @@ class Speculator:
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        ahead = [
-            turn.request_id for turn in step.turns if self._is_ahead(turn) and turn.request_id in step.drafted.hidden
-        ]
-        if ahead:
-            gained = sum(len(accepted[request_id].nodes) for request_id in ahead if request_id in accepted)
-            self.economy.learn_ahead(len(ahead), gained)
+        hidden = step.drafted.hidden
+        if hidden:
+            gained = sum(len(accepted[request_id].nodes) for request_id in hidden if request_id in accepted)
+            self.economy.learn_ahead(len(hidden), gained)
 
-    def _is_ahead(self, turn: Turn) -> bool:
+    def _may_draft_ahead(self, turn: Turn) -> bool:
         wanted = turn.request.generation.draft_ahead
         return self.drafts_ahead if wanted is None else wanted
 
     async def _drafted(self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice, llm: Worker) -> Drafted:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
-        candidates = await self._drafted_ahead([turn for turn in dynamic if self._is_ahead(turn)], llm)
+        candidates = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)], llm)
         hidden = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
         bare = [turn for turn in dynamic if turn.request_id not in hidden]
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))

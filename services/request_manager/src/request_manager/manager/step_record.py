@@ -13,9 +13,10 @@ class StepRecord:
 
     num_requests took part; num_drafted nodes below the roots were verified; accepted_per_depth[i] requests accepted one
     at depth i + 1; num_committed tokens are new. num_asked tokens of prompts were sent, num_found of them were cached.
-    draft, verify: from sending to having the answer; *_forward: inside the models' forwards; sample: choosing tokens
-    from logits, in both models. num_trees requests verified nodes, num_hidden of them such as were drafted while the
-    LLM was busy with the step before. proposed, accepted: by SSM, its nodes that were verified, that became tokens.
+    draft: until the trees are there, merged and chosen; verify: from then to having the answer; *_forward: inside the
+    models' forwards, of the SSMs' those that the step asked for; sample: choosing tokens from logits, in both models.
+    num_trees requests verified nodes, num_hidden of them such as were asked for in the step before. proposed,
+    accepted: by SSM, its nodes that were verified, that became tokens.
     """
 
     num_requests: int
@@ -42,7 +43,7 @@ class StepRecord:
 
     @property
     def overhead_ms(self) -> float:
-        """Everything that is not a model's work: bus, codec, merge, accept, scheduling."""
+        """Everything else: bus, codec, merge, accept, scheduling, and the wait for the end of drafts made ahead."""
         return self.total_ms - self.draft_forward_ms - self.verify_forward_ms - self.sample_ms
 
 

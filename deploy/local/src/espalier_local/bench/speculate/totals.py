@@ -41,7 +41,7 @@ class StepTotals:
 
     @property
     def draft_ms(self) -> float:
-        """How long a step waits for the SSMs."""
+        """How long a step takes until its trees are there: waiting for SSMs, merging, choosing."""
         return 1e3 * self._per_step(_DRAFT_S)
 
     @property
@@ -51,7 +51,7 @@ class StepTotals:
 
     @property
     def hidden_share(self) -> float | None:
-        """Of the trees, those that were drafted while the LLM verified others; None without trees."""
+        """Of the trees, those whose draft was asked for while the LLM verified others; None without trees."""
         num_trees = self._of(_AHEAD) + self._of(_IN_STEP)
         return self._of(_AHEAD) / num_trees if num_trees else None
 
