@@ -81,6 +81,16 @@ def noisy(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int], co
     return [Distribution(law.token_ids, scores) for law, scores in scored]
 
 
+def noisy_among(laws: Sequence[Distribution], seed: Seed, positions: Sequence[int], most: int) -> list[Distribution]:
+    """As `noisy`, among the `most` likeliest tokens of each law alone: for drafts, which may be wrong.
+
+    Noise can lift any of 16,000 unlikely tokens to the top; drawing it for all takes most of a small model's time.
+    """
+    likely = [keep(law, top_indices(law.logp, most)) for law in laws]
+    scored = zip(likely, _scores(likely, seed, positions), strict=True)
+    return [Distribution(law.token_ids, scores) for law, scores in scored]
+
+
 def _likely(logp: Row, count: int) -> NDArray[np.intp]:
     """At least `count` indices of likely tokens, as far as there are so many; cheaper to find than the very best."""
     near = np.flatnonzero(logp >= logp.max() - _NEAR)
