@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.child_laws import ChildLaw
-from treecore.expand import MAX_WORKER_NODES, Expansion, Growth
+from treecore.errors import WireError
+from treecore.expand import MAX_WORKER_NODES, Expansion, Growth, num_nodes
 from treecore.messages import DraftedItem, DraftItem
 from treecore.sprout import Children, pack_laws
 
@@ -86,6 +87,19 @@ class Sapling:
         if growth is None:
             return np.arange(1, len(self))
         return np.argsort(-np.array(self.totals[1:]), kind="stable")[: growth.max_nodes] + 1
+
+
+def check_item(item: DraftItem, vocab_size: int, context_len: int) -> None:
+    """Raises WireError for what no worker of these sizes could draft. Inner nodes need a position, leaves none."""
+    tokens, expansion = item.tokens, item.expansion
+    if len(tokens) == 0 or item.start < 0 or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise WireError("tokens outside the vocabulary")
+    if any(width < 1 for width in expansion) or num_nodes(expansion) > MAX_WORKER_NODES:
+        raise WireError("a level without children, or too many of them")
+    if item.start + len(tokens) + max(0, len(expansion) - 1) > context_len:
+        raise WireError("a tree beyond the model's context")
+    if item.growth is not None and expansion:
+        raise WireError("a tree that grows best first, and by an expansion")
 
 
 class Plan(Protocol):

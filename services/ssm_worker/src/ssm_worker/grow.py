@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treecore.errors import EspalierError, WireError
-from treecore.expand import MAX_WORKER_NODES, num_nodes
 from treecore.messages import DraftItem, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.model.held import HeldRequests, refusal
 from treecore.params import SamplingParams
-from treecore.sapling import Plan, Sapling, plan_of
+from treecore.sapling import Plan, Sapling, check_item, plan_of
 from treecore.sprout import NO_CHILDREN, Children, Drafting
 
 
@@ -67,18 +66,16 @@ class Grower:
         return DraftReply(self._worker_id, drafted, refused, *times, self._held.usage())
 
     def _take(self, item: DraftItem) -> _Plant | RefusedItem:
-        if len(item.tokens) == 0 or item.start < 0 or np.any(item.tokens < 0) or item.tokens.max() >= self._vocab_size:
-            return refusal(item, WireError("tokens outside the vocabulary"))
-        if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_WORKER_NODES:
-            return refusal(item, WireError("a level without children, or too many of them"))
-        if item.start + len(item.tokens) + len(item.expansion) - 1 > self._held.context_len:
-            return refusal(item, WireError("a tree beyond the model's context"))
+        try:
+            check_item(item, self._vocab_size, self._held.context_len)
+        except WireError as error:
+            return refusal(item, error)
         refused = self._held.take(item)
         if refused:
             return refused
         params = self._held.params(item.request_id)
-        if item.growth is not None and (params.draws_drafts or item.expansion):
-            return refusal(item, WireError("a tree that grows best first, by a rule that draws or an expansion"))
+        if item.growth is not None and params.draws_drafts:
+            return refusal(item, WireError("a tree that grows best first, by a rule that draws"))
         sapling = Sapling()
         return _Plant(item, params, sapling, plan_of(item, sapling, self._held.context_len))
 

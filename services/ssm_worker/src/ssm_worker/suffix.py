@@ -17,10 +17,11 @@ from ssm_worker.repeats import Cursors, Law, Repeats
 from ssm_worker.texts import HeldTexts, Text
 from treecore.child_laws import ChildLaw
 from treecore.errors import EspalierError, StateMissing, WireError
-from treecore.expand import MAX_WORKER_NODES, Expansion, Growth, num_nodes
+from treecore.expand import MAX_WORKER_NODES, Expansion, Growth
 from treecore.law import Paths
 from treecore.messages import DraftedItem, DraftItem, DraftReply, DraftRequest, RefusedItem, WorkerId
 from treecore.noise import gumbel_at
+from treecore.sapling import check_item
 from treecore.sprout import Drafting, pack_laws
 
 _MAX_NOISY = 16  # followers of a context whose noise is drawn, at some 5 us each: a corpus may know hundreds
@@ -157,7 +158,7 @@ class SuffixDrafter:
 
     def _draft(self, item: DraftItem, ssm_idx: int) -> DraftedItem | RefusedItem:
         try:
-            self._check(item)
+            check_item(item, self._vocab_size, self._context_len)
             return self._grown(item, self._held.take(item), ssm_idx)
         except StateMissing as error:
             return RefusedItem(item.request_id, item.step, error.held_len, error.code)
@@ -168,18 +169,8 @@ class SuffixDrafter:
         grower = _Grower(text, Repeats(text.automaton, self._corpus, self._min_match), ssm_idx)
         if item.growth is None:
             grower.by_levels(item.expansion)
-        elif text.params.draws_drafts or item.expansion:
-            raise WireError("a tree that grows best first, by a rule that draws or an expansion")
+        elif text.params.draws_drafts:
+            raise WireError("a tree that grows best first, by a rule that draws")
         else:
             grower.best_first(item.growth, self._context_len - len(text.tokens))
         return grower.tree.drafted(item)
-
-    def _check(self, item: DraftItem) -> None:
-        """Raises WireError for an item that no worker could draft."""
-        end = item.start + len(item.tokens)
-        if len(item.tokens) == 0 or item.start < 0 or item.tokens.min() < 0 or item.tokens.max() >= self._vocab_size:
-            raise WireError("tokens outside the vocabulary")
-        if any(width < 1 for width in item.expansion) or num_nodes(item.expansion) > MAX_WORKER_NODES:
-            raise WireError("a level without children, or too many of them")
-        if end + max(0, len(item.expansion) - 1) > self._context_len:
-            raise WireError("a tree beyond the model's context")
