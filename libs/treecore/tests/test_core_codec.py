@@ -351,13 +351,27 @@ def test_decoded_arrays_are_the_receivers_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("idx", "value"), [(3, 0), (3, -1), (4, 0), (5, [-5]), (5, [20]), (6, [1, 0, 1, 0]), (6, [-1, 0, 1, 8])]
+    ("idx", "value"),
+    [
+        *[(3, 0), (3, -1), (4, 0), (5, [-5]), (5, [20]), (6, [1, 0, 1, 0]), (6, [-1, 0, 1, 8])],
+        *[(9, [[0, 5.0]]), (9, [[1, 0.0]]), (9, [[1, 5.0], [1, 7.0]]), (9, [[4, 5.0], [1, 4.0]])],
+    ],
 )
 def test_impossible_announcements_are_refused(idx: int, value: object) -> None:
-    """Nobody plans with a model that cannot be: no vocabulary, no context, ends outside of it, blocks of no length."""
+    """Nobody plans with a model that cannot be: no vocabulary, no context, ends outside of it, blocks of no length.
+
+    Nor with costs of no rows, of no time, or of the same rows twice.
+    """
     good = Announcement(WorkerId("v"), "verifier", "llm", 20, 99, (3,), BlockUsage(1, 0, 0, 1, 8), False)
     parts = msgpack.unpackb(encode(good))
     assert decode(msgpack.packb(parts), Announcement) == good
     parts[2 + idx] = value
     with pytest.raises(WireError):
         decode(msgpack.packb(parts), Announcement)
+
+
+@pytest.mark.parametrize("ms", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_finite_number_is_refused(ms: float) -> None:
+    """One NaN would make every estimate that it enters a NaN, for good."""
+    with pytest.raises(WireError):
+        decode(encode(VerifyReply(WorkerId("v"), (), (), ms, 0.0, USAGE)), VerifyReply)

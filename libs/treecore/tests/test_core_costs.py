@@ -79,10 +79,16 @@ def test_costs_are_learned_where_none_were_announced() -> None:
     assert costs.ms(np.array([1, 20, 60])) == pytest.approx([8.5, 18.0, 38.0], rel=0.03)
 
 
-@given(st.lists(st.tuples(st.integers(1, 400), st.floats(-1.0, 1e4)), max_size=20), st.booleans())
-def test_costs_stay_costs(seen: list[tuple[int, float]], is_announced: bool) -> None:
-    """Whatever is observed: positive, finite, and never less for more rows."""
-    costs = ForwardCosts(ANNOUNCED if is_announced else ())
+odd_ms = st.floats(-1.0, 1e4) | st.sampled_from([-1e308, 5e-324, 1e300, 1.7e308])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), odd_ms), max_size=20),
+    st.dictionaries(st.integers(1, 10**6), odd_ms.filter(lambda ms: ms > 0), max_size=4),
+)
+def test_costs_stay_costs(seen: list[tuple[int, float]], announced: dict[int, float]) -> None:
+    """Whatever is announced and observed: positive, finite, and never less for more rows."""
+    costs = ForwardCosts([ForwardCost(*point) for point in sorted(announced.items())])
     for num_rows, ms in seen:
         costs.observe(num_rows, ms)
     found = costs.ms(np.arange(1, 100))

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
+from math import isfinite
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -137,9 +138,11 @@ def _scalar_reader(kind: type) -> Reader:
 
 
 def _read_float(value: Any) -> Any:
-    """A whole number is a float too: Python and mypy take one for the other."""
+    """A whole number is a float too: Python and mypy take one for the other. Nothing that is told is infinite."""
     if type(value) not in (float, int):
         raise WireError(f"float was due, not {type(value).__name__}")
+    if not isfinite(value):
+        raise WireError(f"a finite number was due, not {value}")
     return float(value)
 
 

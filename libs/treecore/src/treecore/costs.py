@@ -20,7 +20,7 @@ _WINDOW = 64  # half of it must change before an estimate follows: 32 stalls go 
 _FITS_A_WINDOW = 16  # a fit takes as long as merging a step's drafts
 _ROUNDS = 4  # of reweighting; each brings the fit nearer to least absolute, not squared, errors
 _NEAR = 0.03  # relative errors below this count alike
-_LEAST_MS = 1e-3  # what a clock cannot tell from nothing
+_LEAST_MS, _MOST_MS = 1e-3, 1e8  # what a clock cannot tell from nothing, and longer than anybody waits
 _TRUST = np.array([0.01, 0.1])  # in observations: how firmly level and slope stay put where the others leave them open
 
 
@@ -34,7 +34,7 @@ class ForwardCosts:
     """
 
     def __init__(self, points: Sequence[ForwardCost] = ()) -> None:
-        known = sorted((float(point.num_rows), point.ms) for point in points)
+        known = sorted((float(point.num_rows), _believed(point.ms)) for point in points)
         self._rows = np.array([rows for rows, _ in known], np.float64)
         self._ms = np.minimum.accumulate(np.array([ms for _, ms in known[::-1]], np.float64))[::-1]
         self._seen: deque[tuple[float, float]] = deque(known, maxlen=_WINDOW)
@@ -53,7 +53,7 @@ class ForwardCosts:
 
     def observe(self, num_rows: int, ms: float) -> None:
         """A forward over so many rows (>= 1) took `ms`."""
-        self._seen.append((num_rows, max(ms, _LEAST_MS)))
+        self._seen.append((num_rows, _believed(ms)))
         self._num_unfitted += 1
         if self._num_unfitted >= len(self._seen) // _FITS_A_WINDOW:
             self._fit()
@@ -87,6 +87,11 @@ class TypicalMs:
         """It took `ms` this time."""
         self._seen.append(ms)
         self.ms = median(self._seen)
+
+
+def _believed(ms: float) -> float:
+    """What workers tell, within what can be computed with."""
+    return min(max(ms, _LEAST_MS), _MOST_MS)
 
 
 def _fitted(features: Ms, prior: Ms) -> Ms:

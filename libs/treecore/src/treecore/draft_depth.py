@@ -106,7 +106,7 @@ class DraftDepth:
 
 def forwards_within(ms: float, draft: ForwardCosts, num_rows: int, most: int) -> int:
     """How many forwards over so many rows an SSM finishes in `ms` (drafting ahead), at most `most`."""
-    return min(most, int(ms / draft.ms(num_rows)))
+    return int(min(most, ms / draft.ms(num_rows)))
 
 
 def _draft_ms(depth: int, offer: DraftOffer) -> float:

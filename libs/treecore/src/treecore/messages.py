@@ -6,6 +6,7 @@ step and where its tokens start, and a worker that gets it twice gives the same 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NewType
 
 import numpy as np
@@ -223,6 +224,7 @@ class Announcement:
             and min(self.blocks.free, self.blocks.used, self.blocks.cached, self.blocks.total) >= 0
             and all(0 <= token < self.vocab_size for token in self.eos_token_ids)
             and all(cost.num_rows >= 1 and cost.ms > 0 for cost in self.costs)
+            and all(cost.num_rows < later.num_rows for cost, later in pairwise(self.costs))
         )
         if not is_possible:
             raise ValueError(f"impossible announcement: {self}")

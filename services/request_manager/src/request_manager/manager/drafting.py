@@ -16,7 +16,7 @@ from request_manager.manager.request import Request
 from request_manager.manager.step_record import Observer
 from treecore.codec import decode, encode
 from treecore.errors import EspalierError, Unavailable, WireError
-from treecore.expand import NO_DRAFT, Expansion, Growth
+from treecore.expand import NO_DRAFT, Expansion, Growth, num_nodes
 from treecore.forest import ScoredDraft
 from treecore.messages import (
     DraftedItem,
@@ -53,6 +53,11 @@ class DraftWish:
     def last_position(self) -> int:
         """The last that the SSM has to compute."""
         return self.end + len(self.expansion) - 1
+
+    @property
+    def max_nodes(self) -> int:
+        """Below the root."""
+        return num_nodes(self.expansion) - 1 if self.growth is None else self.growth.max_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,7 @@ class Drafter:
             return NOTHING
         for refused in reply.refused:
             self._link.observer.on_dropped(refused.reason)
-        other_ms = (perf_counter() - started) * 1e3 - reply.forward_ms - reply.sample_ms
+        other_ms = max(0.0, (perf_counter() - started) * 1e3 - reply.forward_ms - reply.sample_ms)
         drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms, _cost(sent.values(), reply), other_ms)
         for item in reply.items:
             wish = sent.get(item.request_id)
@@ -223,6 +228,8 @@ class Drafter:
 
     def _put(self, drafts: Drafts, wish: DraftWish, item: DraftedItem) -> None:
         """Raises WireError for what was not wished."""
+        if len(item.tokens) > wish.max_nodes:
+            raise WireError(f"a tree of {len(item.tokens)} nodes; {wish.max_nodes} were asked for")
         if wish.growth is None:
             drafts.trees[item.request_id] = self._tree(wish, item)
             return

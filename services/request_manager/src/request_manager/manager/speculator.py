@@ -47,6 +47,10 @@ class Turn:
         reads = self.item.start < len(self.request.generation.prompt)
         return self.item.end - self.item.start if reads else 1
 
+    def can_have(self, ssm: Announcement) -> bool:
+        """Whether this SSM may draft for it, and has a position for its root."""
+        return self.request.generation.may_draft(ssm.name) and self.item.end <= ssm.context_len
+
     def root(self) -> TokenTree:
         """The tree of incremental decoding."""
         return TokenTree.of_root(self.request.committed[self.item.end - 1])
@@ -112,7 +116,7 @@ class Speculator:
 
     def look_ahead(self, turns: Sequence[Turn], llm: Worker) -> None:
         """While the LLM is at work, have the SSMs draft on, and read the prompts that it reads."""
-        ahead = [turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)]
+        ahead = self._draftable([turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)])
         growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), self._num_rows)
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
         wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
@@ -140,7 +144,7 @@ class Speculator:
         started = perf_counter()
         candidates = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)], llm)
         hidden = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
-        bare = [turn for turn in dynamic if turn.request_id not in hidden]
+        bare = self._draftable([turn for turn in dynamic if turn.request_id not in hidden])
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
@@ -174,9 +178,13 @@ class Speculator:
         return [] if growth is None else [DraftWish(turn.request, turn.item.end, growth=growth) for turn in bare]
 
     def _ssms_of(self, turns: Sequence[Turn]) -> list[Announcement]:
-        """Those that may draft for one of the requests at least."""
-        generations = [turn.request.generation for turn in turns]
-        return [ssm for ssm in self.ssms.live() if any(generation.may_draft(ssm.name) for generation in generations)]
+        """Those that can draft for one of the requests at least."""
+        return [ssm for ssm in self.ssms.live() if any(turn.can_have(ssm) for turn in turns)]
+
+    def _draftable(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Those that some SSM can draft for; the others' trees say nothing of what drafts are worth."""
+        ssms = self.ssms.live()
+        return [turn for turn in turns if any(map(turn.can_have, ssms))]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> Round:
         drafted = await self.ssms.draft(wishes, self.deadline_s)
