@@ -17,7 +17,7 @@ from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
-from request_manager.manager.speculator import Speculator, Turn
+from request_manager.manager.speculator import Drafted, Speculator, Turn
 from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Observer, StepRecord
 from request_manager.manager.trial import Trial
@@ -44,6 +44,15 @@ _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it ca
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
 Trials = dict[RequestId, Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Of one step, in ms; see StepRecord."""
+
+    draft_ms: float
+    verify_ms: float
+    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +131,9 @@ class Coordinator:
         """Draft, merge, verify, accept, commit. A step that could not be verified is planned again, unchanged."""
         started = perf_counter()
         turns = [Turn(self._queue[item.request_id], item) for item in plan.items]
-        drafts = await self._speculator.trees(turns, worker)
+        found = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
-        trials = {turn.request_id: Trial(turn.request, turn.item, drafts.trees[turn.request_id]) for turn in turns}
+        trials = {turn.request_id: Trial(turn.request, turn.item, found.trees[turn.request_id]) for turn in turns}
         self._speculator.look_ahead(turns, worker)
         try:
             reply = await self._ask(worker, [trial.question() for trial in trials.values()])
@@ -136,29 +145,35 @@ class Coordinator:
         verified = perf_counter()
         self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
-        total_ms = (perf_counter() - started) * 1e3
-        self._lesson = partial(self._speculator.learn, drafts, worker, accepted, reply, total_ms)
-        self._observer.on_step(
-            StepRecord(
-                num_requests=len(plan.items),
-                num_drafted=sum(trial.num_drafted for trial in trials.values()),
-                accepted_per_depth=_per_depth(accepted.values()),
-                num_committed=sum(len(path.tokens) for path in accepted.values()),
-                total_ms=total_ms,
-                draft_ms=(drafted - started) * 1e3,
-                draft_forward_ms=drafts.drafted.round.forward_ms,
-                verify_ms=(verified - drafted) * 1e3,
-                verify_forward_ms=reply.forward_ms,
-                sample_ms=drafts.drafted.round.sample_ms + reply.sample_ms,
-                num_trees=sum(trial.num_drafted > 0 for trial in trials.values()),
-                num_hidden=sum(trials[request_id].num_drafted > 0 for request_id in drafts.drafted.hidden),
-                proposed=self._by_ssm(trials, {key: range(1, len(trial.tree)) for key, trial in trials.items()}),
-                accepted=self._by_ssm(trials, {key: path.nodes for key, path in accepted.items()}),
-                num_asked=sum(trial.num_asked for trial in trials.values()),
-                num_found=sum(
-                    trials[item.request_id].num_found(item) for item in reply.items if item.request_id in trials
-                ),
-            )
+        times = _Times((drafted - started) * 1e3, (verified - drafted) * 1e3, (perf_counter() - started) * 1e3)
+        self._lesson = partial(self._speculator.learn, found, worker, accepted, reply, times.total_ms)
+        self._observer.on_step(self._record(trials, found.drafted, accepted, reply, times))
+
+    def _record(
+        self,
+        trials: Trials,
+        drafted: Drafted,
+        accepted: Mapping[RequestId, Accepted],
+        reply: VerifyReply,
+        times: _Times,
+    ) -> StepRecord:
+        return StepRecord(
+            num_requests=len(trials),
+            num_drafted=sum(trial.num_drafted for trial in trials.values()),
+            accepted_per_depth=_per_depth(accepted.values()),
+            num_committed=sum(len(path.tokens) for path in accepted.values()),
+            total_ms=times.total_ms,
+            draft_ms=times.draft_ms,
+            draft_forward_ms=drafted.round.forward_ms,
+            verify_ms=times.verify_ms,
+            verify_forward_ms=reply.forward_ms,
+            sample_ms=drafted.round.sample_ms + reply.sample_ms,
+            num_trees=sum(trial.num_drafted > 0 for trial in trials.values()),
+            num_hidden=sum(trials[request_id].num_drafted > 0 for request_id in drafted.hidden),
+            proposed=self._by_ssm(trials, {key: range(1, len(trial.tree)) for key, trial in trials.items()}),
+            accepted=self._by_ssm(trials, {key: path.nodes for key, path in accepted.items()}),
+            num_asked=sum(trial.num_asked for trial in trials.values()),
+            num_found=sum(trials[item.request_id].num_found(item) for item in reply.items if item.request_id in trials),
         )
 
     async def _ask(self, worker: Worker, questions: Sequence[VerifyItem]) -> VerifyReply:
