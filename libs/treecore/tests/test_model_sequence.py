@@ -80,6 +80,13 @@ class Naive:
         return [self.tokens[: (idx + 1) * BLOCK_SIZE] for idx in range(self.num_sealed)]
 
 
+def kept_nodes(request: Naive, target: Path) -> list[Path]:
+    """The root `target` and what is computed of the tree below it, if the root is in the request's tree; else none."""
+    is_inside = target in request.written and target[: len(request.tokens)] == request.tokens
+    below = [path for path in request.nodes if path in request.written and path[: len(target)] == target != path]
+    return [target, *below] if is_inside else []
+
+
 class Books:
     """The cache as an accountant would keep it: in texts, not in blocks. Knows nothing of slots.
 
@@ -100,21 +107,22 @@ class Books:
         cached = len(self.known.keys() - self.in_use())
         return BlockCounts(NUM_BLOCKS - used - cached, used, cached, NUM_BLOCKS)
 
-    def advance(self, request_id: str, start: int, tokens: Path) -> int | None:
+    def advance(self, request_id: str, start: int, tokens: Path, *, keeps_tree: bool = False) -> int | None:
         """How many tokens are cached afterwards; None if there was no room."""
         request = self.requests.setdefault(request_id, Naive())
         target = request.tokens[:start] + tokens
+        nodes = kept_nodes(request, target) if keeps_tree else []
         kept = next(
             (length for length in range(len(target)) if target[: length + 1] not in request.written), len(target)
         )
-        kept = min(kept, len(target) - 1)
+        kept = min(kept, len(target) if nodes else len(target) - 1)
         with self._leaving():
             if kept // BLOCK_SIZE < request.num_sealed:
                 request.num_sealed = request.num_blocks = kept // BLOCK_SIZE
                 kept = request.num_sealed * BLOCK_SIZE
-            request.tokens, request.nodes = target, []
-            request.written = {target[:length] for length in range(1, kept + 1)}
-            request.num_blocks = min(request.num_blocks, -(-len(target) // BLOCK_SIZE))
+            request.tokens, request.nodes = target, nodes[1:]
+            request.written = {target[:length] for length in range(1, kept + 1)} | set(nodes)
+            request.num_blocks = min(request.num_blocks, -(-len(request.rows()) // BLOCK_SIZE))
         self.seal(request)
         self.adopt(request)
         if not self.reserve(request, len(target)):
@@ -169,12 +177,13 @@ class SequenceMachine(RuleBasedStateMachine):
     ids = st.sampled_from(["a", "b", "c", "d"])
     token = st.integers(0, 1)
     tokens = st.lists(token, min_size=1, max_size=11)
+    keeps = st.booleans()
 
     def __init__(self) -> None:
         super().__init__()
         self.pool, self.cache = new_cache()
         self.books = Books()
-        self.last: tuple[str, int, Path] | None = None
+        self.last: tuple[str, int, Path, bool] | None = None
         self.evicted: dict[str, Path] = {}
         self.committed: set[Path] = set()
 
@@ -183,25 +192,40 @@ class SequenceMachine(RuleBasedStateMachine):
         self._advance(request_id, 0, tuple(tokens))
 
     @precondition(lambda self: self.books.requests)
-    @rule(data=st.data(), tokens=tokens)
-    def commit_some_tokens_from_anywhere(self, data: st.DataObject, tokens: list[int]) -> None:
+    @rule(data=st.data(), tokens=tokens, keeps=keeps)
+    def commit_some_tokens_from_anywhere(self, data: st.DataObject, tokens: list[int], keeps: bool) -> None:
         request_id = self._any(data)
         start = data.draw(st.integers(0, len(self.books.requests[request_id].tokens)))
-        self._advance(request_id, start, tuple(tokens))
+        self._advance(request_id, start, tuple(tokens), keeps_tree=keeps)
 
     @precondition(lambda self: any(request.nodes for request in self.books.requests.values()))
-    @rule(data=st.data(), bonus=token)
-    def accept_a_path(self, data: st.DataObject, bonus: int) -> None:
+    @rule(data=st.data(), bonus=st.lists(token, max_size=1), keeps=keeps)
+    def accept_a_path(self, data: st.DataObject, bonus: list[int], keeps: bool) -> None:
+        """With the bonus token in the tree or not, or (as no step does) without one."""
         request_id = data.draw(st.sampled_from(sorted(key for key, one in self.books.requests.items() if one.nodes)))
         request = self.books.requests[request_id]
         node = data.draw(st.sampled_from(request.nodes))
-        self._advance(request_id, len(request.tokens), (*node[len(request.tokens) :], bonus))
+        self._advance(request_id, len(request.tokens), (*node[len(request.tokens) :], *bonus), keeps_tree=keeps)
+
+    @precondition(lambda self: any(request.nodes for request in self.books.requests.values()))
+    @rule(data=st.data(), num_below=st.integers(0, 2))
+    def grow_on(self, data: st.DataObject, num_below: int) -> None:
+        """A tree is computed, moves on by a few of its own tokens, and what stays grows at its end."""
+        request_id = data.draw(st.sampled_from(sorted(key for key, one in self.books.requests.items() if one.nodes)))
+        request = self.books.requests[request_id]
+        self._forward(request_id)
+        deepest = max(request.nodes, key=len)[len(request.tokens) :]
+        committed = (*request.tokens[-1:], *deepest[:num_below])
+        self._advance(request_id, len(request.tokens) - 1, committed, keeps_tree=True)
+        self._extend(request_id, [(len(request.nodes), 0), (len(request.nodes), 1)])
+        self._forward(request_id)
 
     @precondition(lambda self: self.last is not None and self.last[0] in self.books.requests)
     @rule()
     def retry_the_last_step(self) -> None:
         assert self.last is not None
-        self._advance(*self.last)
+        *step, keeps_tree = self.last
+        self._advance(*step, keeps_tree=keeps_tree)
 
     @rule(request_id=ids, beyond=st.integers(1, 3))
     def tokens_in_between_are_missing(self, request_id: str, beyond: int) -> None:
@@ -213,7 +237,9 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.requests)
     @rule(data=st.data(), nodes=st.lists(st.tuples(st.integers(0, 9), token), min_size=1, max_size=6))
     def extend(self, data: st.DataObject, nodes: list[tuple[int, int]]) -> None:
-        request_id = self._any(data)
+        self._extend(self._any(data), nodes)
+
+    def _extend(self, request_id: str, nodes: list[tuple[int, int]]) -> None:
         request = self.books.requests[request_id]
         paths, parents, tokens = [request.tokens, *request.nodes], [], []
         for wanted, token in nodes:
@@ -232,8 +258,10 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.requests)
     @rule(data=st.data(), max_rows=st.sampled_from([1, 3, None, None]))
     def forward(self, data: st.DataObject, max_rows: int | None) -> None:
+        self._forward(self._any(data), max_rows)
+
+    def _forward(self, request_id: str, max_rows: int | None = None) -> None:
         """As HeldRequests does it: adopt what others have computed by now, compute some rows, seal."""
-        request_id = self._any(data)
         request = self.books.requests[request_id]
         self.cache.adopt(request_id)
         self.books.adopt(request)
@@ -298,18 +326,23 @@ class SequenceMachine(RuleBasedStateMachine):
     def _any(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.books.requests)))
 
-    def _advance(self, request_id: str, start: int, tokens: Path) -> None:
+    def _advance(self, request_id: str, start: int, tokens: Path, *, keeps_tree: bool = False) -> None:
         if start > len(self.books.requests.get(request_id, Naive()).tokens):
             return
-        target = self.books.requests.get(request_id, Naive()).tokens[:start] + tokens
+        request = self.books.requests.get(request_id, Naive())
+        target = request.tokens[:start] + tokens
+        places = {path: place for place, path in enumerate([request.tokens, *request.nodes])}
+        kept = [places[path] for path in kept_nodes(request, target)] if keeps_tree else []
         self.committed.update(target[:length] for length in range(len(target)))
-        expected = self.books.advance(request_id, start, tokens)
+        expected = self.books.advance(request_id, start, tokens, keeps_tree=keeps_tree)
+        sent = np.array(tokens, dtype=np.int32)
         if expected is None:
             with pytest.raises(OutOfBlocks):
-                self.cache.advance(request_id, start, np.array(tokens, dtype=np.int32))
+                self.cache.advance(request_id, start, sent, keeps_tree=keeps_tree)
             return
-        assert self.cache.advance(request_id, start, np.array(tokens, dtype=np.int32)) == expected
-        self.last = (request_id, start, tokens)
+        assert self.cache.advance(request_id, start, sent, keeps_tree=keeps_tree) == expected
+        assert self.cache.kept_nodes(request_id) == kept
+        self.last = (request_id, start, tokens, keeps_tree)
 
 
 TestSequenceMachine = SequenceMachine.TestCase
@@ -331,6 +364,23 @@ def test_an_accepted_path_is_compacted_and_the_bonus_token_is_the_new_root() -> 
     compute(pool, cache, [(4,), (4, 5), (4, 5, 6), (4, 5, 7), (4, 5, 7, 8)])
     assert cache.advance("a", 2, [7, 8, 9]) == 4
     compute(pool, cache, [(4, 5, 7, 8, 9)])
+
+
+def test_the_tree_below_the_bonus_token_stays() -> None:
+    """Tree 5 -> (6, 7 -> (8, 9 -> 10 -> 11)); 7 and 9 are committed: 10 and 11 stay, behind a root that is computed.
+
+    The rows of 7, 9, 10 and 11 move, over each other; what is added below is computed alone.
+    """
+    pool, cache = new_cache()
+    cache.advance("a", 0, [4, 5])
+    cache.extend("a", [6, 7, 8, 9, 10, 11], [0, 0, 2, 2, 4, 5])
+    nodes = [(6,), (7,), (7, 8), (7, 9), (7, 9, 10), (7, 9, 10, 11)]
+    compute(pool, cache, [(4,), (4, 5), *((4, 5, *path) for path in nodes)])
+    assert cache.advance("a", 2, [7, 9], keeps_tree=True) == 4
+    assert cache.kept_nodes("a") == [4, 5, 6]
+    assert cache.num_pending("a") == 0
+    cache.extend("a", [12, 13], [2, 0])
+    compute(pool, cache, [(4, 5, 7, 9, 10, 11, 12), (4, 5, 7, 9, 13)])
 
 
 def test_a_step_sent_twice_gives_the_same_work_twice() -> None:

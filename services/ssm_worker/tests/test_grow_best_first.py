@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from ssm_worker.grow import Grower
 from treecore.expand import NO_DRAFT, Expansion, Growth
 from treecore.messages import DraftItem, DraftReply, DraftRequest, RequestId, WorkerId
+from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
+from treecore.model.kv_pool import KvPool
 from treecore.model.load import load_decoder
 from treecore.noise import Seed
 from treecore.params import SamplingParams
@@ -87,6 +91,24 @@ def told(reply: DraftReply, request_id: str = "r") -> dict[Text, float]:
     return told_paths(found)
 
 
+class RowCounter:
+    """A decoder that remembers how many rows each forward had."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.spec = decoder.spec
+        self.rows: list[int] = []
+
+    def new_pool(self, num_slots: int) -> KvPool:
+        """See Decoder."""
+        return self._decoder.new_pool(num_slots)
+
+    def forward(self, batch: ForwardBatch, pool: KvPool) -> torch.Tensor:
+        """See Decoder."""
+        self.rows.append(len(batch.tokens))
+        return self._decoder.forward(batch, pool)
+
+
 def assert_same(found: dict[Text, float], expected: dict[Text, float]) -> None:
     """The same nodes, and the same scores but for rounding."""
     assert found.keys() == expected.keys()
@@ -107,6 +129,58 @@ def test_a_batch_of_growths_and_expansions_equals_solo_runs(decoder: Decoder, lo
     trees = {entry.request_id: entry for entry in reply.items}
     assert (len(trees[RequestId("static")].tokens), len(trees[RequestId("prefill")].tokens)) == (6, 0)
     assert trees[RequestId("static")].scores is None
+
+
+growths = st.builds(Growth, st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 20))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, NAIVE], ids=["greedy", "sampled", "naive"])
+@settings(max_examples=12)
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_what_stays_and_grows_on_equals_plain_forwards(
+    decoder: Decoder, logits: LogitsOf, params: SamplingParams, data: st.DataObject, seed: int
+) -> None:
+    """Steps down the tree, beside it or nowhere, messages that come twice: all nodes and scores as if computed anew."""
+    ssm, oracle = grower(decoder), BestFirstOracle(logits, params, CONTEXT_LEN)
+    committed, start = np.random.default_rng(seed).integers(0, VOCAB_SIZE, seed % 9 + 1).tolist(), 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        growth = data.draw(growths)
+        found = told(step(ssm, item(committed, growth, start, None if start else params)))
+        assert_same(found, oracle.answer(committed, growth))
+        held_len, moves = len(committed), [(), *found, (data.draw(st.integers(0, VOCAB_SIZE - 1)),)]
+        committed = [*committed, *data.draw(st.sampled_from(moves))]
+        start = data.draw(st.integers(0, min(held_len, len(committed) - 1)))
+
+
+def test_nothing_that_stays_is_computed_again(decoder: Decoder) -> None:
+    """The root was expanded and its subtree stays: one forward of one row, whatever is committed down the tree."""
+    held = RowCounter(decoder)
+    ssm = Grower(WorkerId("s"), HeldRequests(held, 64, 4), VOCAB_SIZE, None)
+    committed = [3, 1, 4, 1, 5]
+    found = told(step(ssm, item(committed, Growth(6, 1, 2, 12), 0, GREEDY)))
+    assert held.rows == [5, 1, 1, 1, 1, 1]
+    deepest = max((path for path in found if any(other[:-1] == path for other in found)), key=len)
+    stays = {path[len(deepest) :] for path in found if path[: len(deepest)] == deepest != path}
+    held.rows.clear()
+    later = told(step(ssm, item([*committed, *deepest], Growth(1, 1, 2, 12), len(committed))))
+    assert held.rows == [1]
+    assert stays < later.keys()
+    held.rows.clear()
+    assert told(step(ssm, item([*committed, *deepest], Growth(0, 1, 2, 12), len(committed)))) == later
+    assert held.rows == []
+
+
+def test_a_static_tree_in_between_drops_the_tree(decoder: Decoder, logits: LogitsOf) -> None:
+    """And so does a refusal; what grows next starts from the root."""
+    ssm, growth = grower(decoder), Growth(2, 2, 2, 9)
+    expected = BestFirstOracle(logits, GREEDY, CONTEXT_LEN).answer([1, 2], growth)
+    step(ssm, item([1, 2], growth, 0, GREEDY))
+    step(ssm, replace(item([1, 2], None, 1), expansion=Expansion((2, 1))))
+    assert_same(told(step(ssm, item([1, 2], growth, 1))), expected)
+    assert len(step(ssm, item([1, 2, VOCAB_SIZE], growth, 1)).refused) == 1
+    assert_same(told(step(ssm, item([1, 2], growth, 1))), expected)
+    assert step(ssm, item([1, 2], growth, 1), released=("r",)).refused[0].reason == "state_missing"
+    assert step(ssm).blocks.used == 0
 
 
 def test_a_growth_ends_where_the_context_does(decoder: Decoder) -> None:

@@ -44,7 +44,11 @@ class _Plant:
 
 
 class Grower:
-    """Answers DraftRequests with one tree a request."""
+    """Answers DraftRequests with one tree a request.
+
+    Trees that grow best first stay until the request's next item: what is below its root is neither computed nor
+    chosen again. The cache says what that is; its tree and the sapling's inner nodes have the same numbers.
+    """
 
     def __init__(
         self, worker_id: WorkerId, held: HeldRequests, vocab_size: int, head_token_ids: NDArray[np.int32] | None
@@ -53,30 +57,35 @@ class Grower:
         self._held = held
         self._vocab_size = vocab_size
         self._head_token_ids = head_token_ids
+        self._plants: dict[RequestId, _Plant] = {}  # as they were when their last step ended
 
     def step(self, request: DraftRequest) -> DraftReply:
         """Draft for all items in shared forwards. An item that cannot be drafted is refused and harms no other."""
         self._held.begin_step(request.owner, request.released)
+        self._plants = {key: plant for key, plant in self._plants.items() if self._held.holds(key)}
         outcomes = [self._take(item) for item in request.items]
         plants = [outcome for outcome in outcomes if isinstance(outcome, _Plant)]
         refused = tuple(outcome for outcome in outcomes if isinstance(outcome, RefusedItem))
         self._grow(plants, request.ssm_idx)
+        self._plants |= {plant.request_id: plant for plant in plants if plant.item.growth is not None}
         drafted = tuple(plant.sapling.drafted(plant.item) for plant in plants)
         times = self._held.forward_ms, self._held.sample_ms
         return DraftReply(self._worker_id, drafted, refused, *times, self._held.usage())
 
     def _take(self, item: DraftItem) -> _Plant | RefusedItem:
+        before = self._plants.pop(item.request_id, None)
         try:
             check_item(item, self._vocab_size, self._held.context_len)
         except WireError as error:
             return refusal(item, error)
-        refused = self._held.take(item)
+        is_same = before is not None and item.growth is not None and item.params in (None, before.params)
+        refused = self._held.take(item, keeps_tree=is_same)
         if refused:
             return refused
         params = self._held.params(item.request_id)
         if item.growth is not None and params.draws_drafts:
             return refusal(item, WireError("a tree that grows best first, by a rule that draws"))
-        sapling = Sapling()
+        sapling = before.sapling.below(self._held.kept_nodes(item.request_id)) if before and is_same else Sapling()
         return _Plant(item, params, sapling, plan_of(item, sapling, self._held.context_len))
 
     def _grow(self, plants: list[_Plant], ssm_idx: int) -> None:

@@ -121,14 +121,14 @@ class HeldRequests:
         self._params.pop(request_id, None)
         self._grammars.pop(request_id, None)
 
-    def take(self, item: DraftItem | VerifyItem) -> RefusedItem | None:
-        """Take the item's committed tokens in; says why not.
+    def take(self, item: DraftItem | VerifyItem, *, keeps_tree: bool = False) -> RefusedItem | None:
+        """Take the item's committed tokens in; says why not. keeps_tree: see SequenceCache.advance, and `kept_nodes`.
 
         A refused item changes nothing, but that a request for which there is no room is forgotten: it will come again
         with all of its tokens, and others can use its blocks.
         """
         try:
-            self._take(item)
+            self._take(item, keeps_tree=keeps_tree)
         except OutOfBlocks as error:
             self.forget(item.request_id)
             return refusal(item, error)
@@ -138,7 +138,7 @@ class HeldRequests:
             return refusal(item, error)
         return None
 
-    def _take(self, item: DraftItem | VerifyItem) -> None:
+    def _take(self, item: DraftItem | VerifyItem, *, keeps_tree: bool) -> None:
         if item.params is None and item.request_id not in self._params:
             raise StateMissing(0)
         if item.request_id in self._taken:
@@ -148,7 +148,7 @@ class HeldRequests:
         if item.params is not None:
             self._check_ids(item.params)
         grammar = self._grammar(item)
-        self._cache.advance(item.request_id, item.start, item.tokens)
+        self._cache.advance(item.request_id, item.start, item.tokens, keeps_tree=keeps_tree)
         self._taken.add(item.request_id)
         if item.params is not None:
             self._params[item.request_id] = item.params
@@ -166,6 +166,10 @@ class HeldRequests:
             return None
         return self._start_grammar(item.params.grammar)
 
+    def holds(self, request_id: RequestId) -> bool:
+        """Whether anything of the request is held."""
+        return request_id in self._params
+
     def params(self, request_id: RequestId) -> SamplingParams:
         """How the request's tokens are chosen."""
         return self._params[request_id]
@@ -181,6 +185,10 @@ class HeldRequests:
     def num_found(self, request_id: RequestId) -> int:
         """How many of the tokens that the item brought were cached already, by another request or an older one."""
         return self._cache.num_found(request_id)
+
+    def kept_nodes(self, request_id: RequestId) -> list[int]:
+        """The nodes of the last tree that the cache kept as it took the item, root first; see SequenceCache."""
+        return self._cache.kept_nodes(request_id)
 
     def extend(self, request_id: RequestId, tokens: Sequence[int], parents: Sequence[int]) -> bool:
         """Put tree nodes behind the tokens (0 is the root); False, with nothing changed, if no block is left."""

@@ -48,12 +48,26 @@ class _Tree:
             path.append(node)
         return path
 
+    def below(self, root: int, num_nodes: int) -> list[int]:
+        """`root` and those of nodes 1..num_nodes that are below it, ascending."""
+        return [root, *(node for node, path in enumerate(self.ancestors[:num_nodes], 1) if root in [0, *path[:-1]])]
+
+    def subtree(self, nodes: Sequence[int]) -> "_Tree":
+        """The tree of `nodes`, as `below` names them; empty for no nodes."""
+        places = {node: place for place, node in enumerate(nodes)}
+        kept = _Tree()
+        for node in nodes[1:]:
+            parent = [0, *self.ancestors[node - 1]][-2]
+            kept.add(self.tokens[node - 1], places[parent])
+        return kept
+
 
 @dataclass(slots=True)
 class _Held:
     """One request. The first `num_written` rows have their K and V in the cache, the others are pending.
 
     The first `num_sealed` blocks may have other users. num_found: tokens that were taken from others since the advance.
+    kept_nodes: see SequenceCache.kept_nodes.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -61,6 +75,7 @@ class _Held:
     num_written: int = 0
     num_sealed: int = 0
     num_found: int = 0
+    kept_nodes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     slots: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of each row that the blocks can hold
 
@@ -103,15 +118,18 @@ class SequenceCache:
         self._allocator = BlockAllocator(pool.num_slots // block_len)
         self._held: dict[str, _Held] = {}
 
-    def advance(self, request_id: str, start: int, tokens: Sequence[int] | TokenArray) -> int:
+    def advance(
+        self, request_id: str, start: int, tokens: Sequence[int] | TokenArray, *, keeps_tree: bool = False
+    ) -> int:
         """Learns that committed tokens [start : start + n] are `tokens`. Returns how many committed tokens are cached.
 
         Keeps the K and V of the longest common prefix with the held tokens, and behind it of the path down the held
         tree that spells the new tokens; that path's rows are moved to follow the prefix. All other tree rows are
         dropped. Behind that, sealed blocks of the same text are adopted. The last token, the root of the next tree,
-        never counts as cached: its logits are wanted; where it lies in a sealed block, that block is computed again.
-        Idempotent. Raises StateMissing where tokens before `start` are not held (a start of 0 never does); OutOfBlocks,
-        with the request forgotten.
+        does not count as cached: its logits are wanted; where it lies in a sealed block, that block is computed again.
+        With `keeps_tree`, a root that is reached down the held tree stays cached, and so do the nodes below it: they
+        are the new tree, in their order. Idempotent. Raises StateMissing where tokens before `start` are not held (a
+        start of 0 never does); OutOfBlocks, with the request forgotten.
         """
         held = self._held.get(request_id) or _Held()
         if start > len(held.tokens):
@@ -119,9 +137,9 @@ class SequenceCache:
         target = held.tokens[:start] + [int(token) for token in tokens]
         assert target, "a request has at least one committed token"
         self._held[request_id] = held
-        kept = self._keep(held, target)
-        held.tokens, held.tree = target, _Tree()
-        held.num_written, held.num_found = min(kept, len(target) - 1), 0
+        kept, nodes = self._keep(held, target, keeps_tree=keeps_tree)
+        held.tokens, held.tree, held.kept_nodes = target, held.tree.subtree(nodes), nodes
+        held.num_written, held.num_found = min(kept, len(target) - 1) + len(nodes), 0
         self._cut(held)
         self._seal(held)
         self.adopt(request_id)
@@ -130,7 +148,7 @@ class SequenceCache:
         except OutOfBlocks:
             self.release(request_id)
             raise
-        return held.num_written
+        return min(held.num_written, len(target))
 
     def extend(self, request_id: str, tokens: Sequence[int] | TokenArray, parents: Sequence[int] | TokenArray) -> None:
         """Appends nodes to the request's tree, parents first. A parent is 0 for the root, else its number in order.
@@ -165,6 +183,10 @@ class SequenceCache:
     def num_found(self, request_id: str) -> int:
         """How many committed tokens were adopted since the last advance began."""
         return self._held[request_id].num_found
+
+    def kept_nodes(self, request_id: str) -> list[int]:
+        """What the advance kept of the tree: the old numbers of the new tree's nodes, its root's first, or none."""
+        return self._held[request_id].kept_nodes
 
     def num_twin_rows(self, request_id: str, other_id: str) -> int:
         """How many of both requests' next pending rows fill the same blocks: once computed, they serve both."""
@@ -217,16 +239,20 @@ class SequenceCache:
         """Blocks free, used, cached and in total."""
         return self._allocator.usage()
 
-    def _keep(self, held: _Held, target: list[int]) -> int:
-        """How many leading tokens of `target` keep their rows. Moves the rows of accepted nodes behind the prefix."""
+    def _keep(self, held: _Held, target: list[int], *, keeps_tree: bool) -> tuple[int, list[int]]:
+        """How many leading tokens of `target` keep their rows, and the nodes that do if it ends in the tree.
+
+        Moves the rows of accepted nodes behind the prefix, and those of kept nodes behind them.
+        """
         common = _common_prefix_len(held.tokens, target)
         num_nodes = held.num_written - len(held.tokens)
-        if common < len(held.tokens) or num_nodes <= 0:
-            return min(common, held.num_written)
+        if common < len(held.tokens) or num_nodes < 0:
+            return min(common, held.num_written), []
         path = held.tree.walk(target[common:], num_nodes)
-        accepted = np.array(path, dtype=np.int64) + (common - 1)
-        self._compact(held, accepted, common)
-        return common + len(path)
+        is_inside = keeps_tree and common + len(path) == len(target)
+        nodes = held.tree.below(path[-1] if path else 0, num_nodes) if is_inside else []
+        self._compact(held, np.array([*path, *nodes[1:]], dtype=np.int64) + (common - 1), common)
+        return common + len(path), nodes
 
     def _compact(self, held: _Held, rows: IntArray, first: int) -> None:
         """Moves `rows` to rows first, first + 1, ... A first child that is accepted is in place already."""
@@ -235,9 +261,9 @@ class SequenceCache:
             self._pool.move(held.slots[rows[moved]], held.slots[first : first + len(rows)][moved])
 
     def _cut(self, held: _Held) -> None:
-        """Gives up the blocks that the tokens do not need, and sealed ones in which rows are to be written."""
+        """Gives up the blocks that no row needs, and sealed ones in which rows are to be written."""
         num_full = held.num_written // self._block_len
-        num_blocks = -(-len(held.tokens) // self._block_len)
+        num_blocks = -(-held.num_rows // self._block_len)
         if num_full < held.num_sealed:
             held.num_sealed = num_blocks = num_full
             held.num_written = num_full * self._block_len

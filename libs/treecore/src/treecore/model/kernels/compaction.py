@@ -1,4 +1,4 @@
-"""KV compaction in Triton: rows of accepted nodes move behind the prefix, in all layers, in one launch.
+"""KV compaction in Triton: rows of accepted and kept nodes move behind the prefix, in all layers, in one launch.
 
 Knows slots; must not know trees. A destination may be the source of another row, so each program first loads all rows
 of its own few columns, waits for the whole block, and only then stores: programs never touch each other's columns.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treecore.model.kernels.check import check_tensor
 
-MAX_ROWS = 256  # that one program holds; a path of accepted nodes is far shorter, and longer ones are torch's
+MAX_ROWS = 256  # that one program holds; a path and the tree kept below it are shorter, and more rows are torch's
 _TILE = 4096  # elements that a program holds in registers at once
 
 
