@@ -171,7 +171,7 @@ def test_nothing_that_stays_is_computed_again(decoder: Decoder) -> None:
 
 
 def test_a_static_tree_in_between_drops_the_tree(decoder: Decoder, logits: LogitsOf) -> None:
-    """And so does a refusal; what grows next starts from the root."""
+    """And so do a refusal and other parameters; what grows next starts from the root."""
     ssm, growth = grower(decoder), Growth(2, 2, 2, 9)
     expected = BestFirstOracle(logits, GREEDY, CONTEXT_LEN).answer([1, 2], growth)
     step(ssm, item([1, 2], growth, 0, GREEDY))
@@ -179,6 +179,7 @@ def test_a_static_tree_in_between_drops_the_tree(decoder: Decoder, logits: Logit
     assert_same(told(step(ssm, item([1, 2], growth, 1))), expected)
     assert len(step(ssm, item([1, 2, VOCAB_SIZE], growth, 1)).refused) == 1
     assert_same(told(step(ssm, item([1, 2], growth, 1))), expected)
+    assert told(step(ssm, item([1, 2], Growth(0, 1, 1, 9), 0, SAMPLED))) == {}
     assert step(ssm, item([1, 2], growth, 1), released=("r",)).refused[0].reason == "state_missing"
     assert step(ssm).blocks.used == 0
 
