@@ -194,6 +194,21 @@ async def test_drafts_of_steps_that_are_over_are_followed_or_dropped(every: int)
         await check(stage, BATCH)
 
 
+async def test_an_answer_that_does_not_come_is_waited_for_once() -> None:
+    """Not in every step that it is missing from: a worker that hangs is not lost for a long time."""
+
+    def rule(call: Call) -> Verdict:
+        return Fate.DROP if call.subject.startswith("ssm") else Fate.DELIVER
+
+    policy = replace(DYNAMIC, draft_deadline_s=0.5)
+    async with running_stage(verifier(forward_ms=2000.0), ssm("hangs", 1.0), policy=policy, rule=rule) as stage:
+        started = asyncio.get_running_loop().time()
+        outcome = await stage.outcome(generation("r"))
+        took_s = asyncio.get_running_loop().time() - started
+    assert outcome.steps == 30
+    assert took_s < 4.0  # not 30 times half a second
+
+
 class _Chaos:
     """Disturbs a stage at random: workers die, come back, forget, are taken for dead; clients go."""
 

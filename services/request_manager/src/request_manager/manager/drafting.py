@@ -154,8 +154,9 @@ class Drafter:
             self._send(wishes)
 
     async def collect(self, deadline_s: float) -> Drafts:
-        """What was asked for last, once, if it is there within `deadline_s`."""
-        if self._in_flight is None or self._is_collected or not await self._wait(deadline_s):
+        """What was asked for last, once, if it is there within `deadline_s`; if it is late, at once."""
+        patience_s = 0.0 if self.is_late else deadline_s
+        if self._in_flight is None or self._is_collected or not await self._wait(patience_s):
             return NOTHING
         self._is_collected = True
         return self._in_flight.result()
@@ -179,7 +180,7 @@ class Drafter:
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:
             self._held[request_id] = 0  # until the answer says otherwise: whatever happens, sending all again is right
-        self._is_collected = False
+        self._is_collected = self._is_late = False
         self._in_flight = asyncio.create_task(self._exchange(request, sent), name=f"draft {self.worker.worker_id}")
 
     def _item(self, wish: DraftWish) -> DraftItem:
