@@ -2,16 +2,19 @@
 
 Both models read the LLM's own sampled text side by side; behind every position each rule drafts and verifies a star of
 children with the functions that the services use. A synthetic pair, closer to each other, is shown beside the real one.
+From the default rule's rates follow the best static trees of some sizes (Sequoia), for --tree.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
+from espalier_local.bench.contest import angle
 from espalier_local.bench.moments import Moment, open_reader, synthetic_moments
 from espalier_local.bench.prompts import read_prompts
 from espalier_local.bench.table import table
@@ -20,8 +23,10 @@ from espalier_local.output import say
 from treecore.accept import Accepted, walk
 from treecore.child_laws import ChildLaw
 from treecore.law import Paths
+from treecore.messages import join_tree
 from treecore.multi_step import supports_of, walk_multi_step
 from treecore.noise import Seed
+from treecore.optimal_tree import best_expansion, expected_tokens, optimal_tree
 from treecore.params import Rule, SamplingParams
 from treecore.sprout import Children, Drafting
 from treecore.tree import TokenTree, Try
@@ -29,6 +34,8 @@ from treecore.verify import answer_nodes
 
 _RULES: tuple[Rule, ...] = get_args(Rule)
 _WIDTHS = (1, 2, 3, 5)
+_TREE_SIZES = (2, 3, 4, 6, 8, 16, 32)
+_MAX_DEPTH = 8
 
 
 @dataclass(slots=True)
@@ -43,6 +50,10 @@ class Tally:
         self.num_trials += 1
         if try_idx is not None:
             self.accepted_at[try_idx] += 1
+
+    def by_rank(self) -> list[float]:
+        """The chance of each child that none before it is accepted, and it is."""
+        return [count / self.num_trials for count in self.accepted_at]
 
     def chance(self, width: int) -> float:
         """That one of the first `width` children is accepted."""
@@ -65,20 +76,49 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     config = system_config(args)
     reader = open_reader(config, read_prompts(args.prompts or (), args.num_prompts))
-    rows = []
+    rows, trees = [], []
     for temperature in args.temperatures:
-        moments = reader.moments(temperature, args.max_tokens)
-        rows += measure(f"{config.model.name}, T {temperature}", moments, temperature, args.repeats)
+        moments, name = reader.moments(temperature, args.max_tokens), f"{config.model.name}, T {temperature}"
+        found, tallies = measure(name, moments, temperature, args.repeats)
+        rows += found
+        trees += best_trees(name, tallies["coupled"].by_rank())
     num_moments = args.num_prompts * args.max_tokens
-    rows += measure("synthetic, T 1.0", synthetic_moments(num_moments), 1.0, args.repeats)
+    rows += measure("synthetic, T 1.0", synthetic_moments(num_moments), 1.0, args.repeats)[0]
     head = ("pair", "total variation", "rule", *(f"accepted, width {width}" for width in _WIDTHS), "standard error")
     say(table(head, rows))
-    say(f"tokens per step of a tree <k>: 1 + the chance. {num_moments} positions x {args.repeats} seeds a row.")
+    say(f"tokens per step of a tree <k>: 1 + the chance. {num_moments} positions x {args.repeats} seeds a row.\n")
+    say(table(("coupled", "nodes", "best <k1,..>", "its tokens a step", "of the best tree", "its depth"), trees))
     return 0
 
 
-def measure(name: str, moments: Iterator[Moment], temperature: float, repeats: int) -> list[tuple[str, ...]]:
-    """One row a rule, over the same moments and seeds."""
+def best_trees(name: str, by_rank: Sequence[float]) -> list[tuple[str, ...]]:
+    """One row a size, the root included, if every level accepts as the first does."""
+    rates = [by_rank] * _MAX_DEPTH
+    rows: list[tuple[str, ...]] = []
+    for size in _TREE_SIZES:
+        widths, parents = best_expansion(rates, size), optimal_tree(rates, size)
+        tokens = expected_tokens(expansion_parents(widths), rates)
+        tree = join_tree(0, np.zeros(len(parents), np.int32), parents)
+        best = expected_tokens(parents, rates)
+        rows.append((name, str(size), angle(widths), f"{tokens:.2f}", f"{best:.2f}", str(tree.depths.max())))
+    return rows
+
+
+def expansion_parents(widths: Sequence[int]) -> NDArray[np.int32]:
+    """The full tree <k1..km> below its root, level by level, as DraftedItem's parents."""
+    parents: list[int] = []
+    level = range(1)
+    for width in widths:
+        first = len(parents) + 1
+        parents += [node for node in level for _ in range(width)]
+        level = range(first, len(parents) + 1)
+    return np.array(parents, np.int32)
+
+
+def measure(
+    name: str, moments: Iterator[Moment], temperature: float, repeats: int
+) -> tuple[list[tuple[str, ...]], dict[Rule, Tally]]:
+    """One row a rule, over the same moments and seeds, and the tallies behind them."""
     tallies = {rule: Tally() for rule in _RULES}
     distances = []
     for idx, moment in enumerate(moments):
@@ -93,7 +133,7 @@ def measure(name: str, moments: Iterator[Moment], temperature: float, repeats: i
         error = 0.5 / np.sqrt(tally.num_trials / repeats)  # positions are independent, repeats of one are not
         chances = [f"{tally.chance(width):.3f}" for width in _WIDTHS]
         rows.append((name, f"{np.mean(distances):.3f}", rule, *chances, f"<= {error:.3f}"))
-    return rows
+    return rows, tallies
 
 
 def accepted_try(moment: Moment, params: SamplingParams) -> int | None:
