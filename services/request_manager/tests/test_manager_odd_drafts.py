@@ -209,6 +209,16 @@ async def test_an_answer_that_does_not_come_is_waited_for_once() -> None:
     assert took_s < 4.0  # not 30 times half a second
 
 
+async def test_who_drafts_for_a_verifier_that_is_not_in_use_drafts_for_nobody() -> None:
+    """Another model with another vocabulary waits beside this one, with its SSM: its tokens are none of this one's."""
+    model = ScriptedModel(2 * VOCAB_SIZE)
+    other = FakeVerifier(model, WorkerId("other"), "other", SMALL)
+    theirs = FakeSsm(model, WorkerId("theirs"), "theirs", SMALL)
+    async with running_stage(verifier(), other, theirs, policy=DYNAMIC) as stage:
+        await check(stage, BATCH)
+        assert not any(step.num_drafted for step in stage.recorder.steps)
+
+
 class _Chaos:
     """Disturbs a stage at random: workers die, come back, forget, are taken for dead; clients go."""
 

@@ -119,9 +119,12 @@ class SsmPool:
         return [(self._drafters[worker_id], share) for worker_id, share in shares.items()]
 
     def _replicas(self) -> dict[str, list[Worker]]:
-        """Live workers of each SSM. One with another vocabulary than the LLM's cannot draft for it."""
+        """Live workers of each SSM. One with another vocabulary than the LLM's cannot draft for it.
+
+        The LLM is the first verifier's; others, which may have another model, take over when it is gone.
+        """
         found: dict[str, list[Worker]] = defaultdict(list)
-        vocab_sizes = {worker.announcement.vocab_size for worker in self._registry.live("verifier")}
+        vocab_sizes = {worker.announcement.vocab_size for worker in self._registry.live("verifier")[:1]}
         for worker in self._registry.live("ssm"):
             if worker.announcement.vocab_size in vocab_sizes:
                 found[worker.announcement.name].append(worker)
