@@ -10,8 +10,18 @@ import pytest
 
 from request_manager.contract import Generation
 from request_manager.manager.testing import POLICY, FakeAny, Outcome, Stage, running_stage
+from treecore.errors import Unavailable
 from treecore.expand import Expansion
-from treecore.messages import DraftedItem, DraftReply, DraftRequest, RequestId, WorkerId
+from treecore.messages import (
+    DraftedItem,
+    DraftReply,
+    DraftRequest,
+    RefusedItem,
+    RequestId,
+    VerifyReply,
+    VerifyRequest,
+    WorkerId,
+)
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.testing.bus import Call, Fate, Verdict
@@ -217,6 +227,30 @@ async def test_who_drafts_for_a_verifier_that_is_not_in_use_drafts_for_nobody() 
     async with running_stage(verifier(), other, theirs, policy=DYNAMIC) as stage:
         await check(stage, BATCH)
         assert not any(step.num_drafted for step in stage.recorder.steps)
+
+
+@dataclass(slots=True)
+class TreelessVerifier(FakeVerifier):
+    """A verifier that refuses every tree."""
+
+    def step(self, request: VerifyRequest) -> VerifyReply:
+        """See FakeVerifier."""
+        reply = FakeVerifier.step(self, request)
+        has_tree = {item.request_id for item in request.items if len(item.tree_tokens)}
+        refused = [RefusedItem(item.request_id, item.step, 0, "malformed_message") for item in request.items]
+        return replace(
+            reply,
+            items=tuple(item for item in reply.items if item.request_id not in has_tree),
+            refused=tuple(item for item in refused if item.request_id in has_tree),
+        )
+
+
+async def test_refused_again_and_again_is_an_error_and_not_a_request_for_ever() -> None:
+    """Reading the prompt again after each refusal is no progress, however many chunks of it are."""
+    refusing = TreelessVerifier(LLM, WorkerId("v"), "llm", FakeSize(forward_ms=20.0))
+    async with running_stage(refusing, ssm("a", 1.0), policy=DYNAMIC) as stage:
+        outcome = await stage.outcome(generation("r", prompt_len=70))
+    assert isinstance(outcome.error, Unavailable)
 
 
 class _Chaos:

@@ -342,7 +342,8 @@ class Coordinator:
             self._drop(request, error.code)
             return None
         request.holds(worker.worker_id, item.end, max(0, len(answer.tokens) - 1))
-        request.num_fruitless = 0
+        if item.end > request.farthest:  # computing again what a refusal cost is no way out of being refused
+            request.farthest, request.num_fruitless = item.end, 0
         if request.num_token_steps == 0:
             request.num_found = (request.num_found if item.start else 0) + trial.num_found(answer)
         request.step += 1

@@ -18,7 +18,8 @@ class Request:
     """A request from admission to its last token.
 
     committed: prompt and output. step: the step in progress, counted per request, repeated when a step is retried.
-    num_fruitless: steps in a row whose answer for this request could not be used.
+    num_fruitless: steps whose answer for this request could not be used, since it last got further than before;
+    farthest: how many committed tokens a verifier had computed then.
     verifier_id, verified_len, verified_rows: which verifier holds how many committed tokens, and has blocks for how
     many rows, as far as the manager knows. num_found: tokens of the prompt that the verifier had already.
     """
@@ -29,6 +30,7 @@ class Request:
     step: int = 0
     num_token_steps: int = 0
     num_fruitless: int = 0
+    farthest: int = 0
     verifier_id: WorkerId | None = None
     verified_len: int = 0
     verified_rows: int = 0
