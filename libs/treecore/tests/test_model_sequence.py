@@ -1,60 +1,18 @@
-"""SequenceCache as a state machine against a naive model that knows token paths only, and examples of each rule.
-
-A fake forward stores in each slot a hash of the tokens up to that row. So every row can check that what it sees is the
-prefix and the path it belongs to, nothing more, nothing stale.
-"""
+"""SequenceCache as a state machine against a naive model that knows token paths only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from zlib import crc32
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from treecore.errors import OutOfBlocks, StateMissing
-from treecore.model.batch import Segment
 from treecore.model.blocks import BlockCounts
-from treecore.model.kv_pool import KvPool, KvShape
-from treecore.model.sequence import SequenceCache
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 12
-SHAPE = KvShape(num_layers=2, num_kv_heads=1, head_dim=2)
-
-Path = tuple[int, ...]
-
-
-def new_cache() -> tuple[KvPool, SequenceCache]:
-    """A small pool of NaN."""
-    pool = KvPool(SHAPE, NUM_BLOCKS * BLOCK_SIZE, torch.float64, torch.device("cpu"))
-    pool.kv.fill_(float("nan"))
-    return pool, SequenceCache(pool, BLOCK_SIZE)
-
-
-def content(path: Path) -> float:
-    """What the fake forward stores for the row whose tokens from the start of the text are `path`."""
-    return float(crc32(repr(path).encode()))
-
-
-def fake_forward(pool: KvPool, segment: Segment, paths: list[Path]) -> None:
-    """Writes the rows of `segment`, whose paths are `paths`, and checks what each of them sees."""
-    pool.kv[:, segment.slots] = torch.tensor([content(path) for path in paths], dtype=torch.float64)[
-        :, None, None, None
-    ]
-    columns = pool.kv[:, segment.column_slots]
-    for row, path in enumerate(paths):
-        assert segment.tokens[row] == path[-1]
-        assert segment.positions[row] == len(path) - 1
-        visible = slice(None) if segment.visible is None else segment.visible[row]
-        assert segment.column_positions[visible].tolist() == list(range(len(path)))
-        seen = columns[:, visible].flatten(2)
-        expected = torch.tensor([content(path[:length]) for length in range(1, len(path) + 1)], dtype=torch.float64)
-        assert torch.equal(seen, expected[None, :, None].expand_as(seen))
+from treecore.testing.hashed_cache import BLOCK_SIZE, NUM_BLOCKS, Path, content, fake_forward, new_cache
 
 
 @dataclass
@@ -347,92 +305,3 @@ class SequenceMachine(RuleBasedStateMachine):
 
 TestSequenceMachine = SequenceMachine.TestCase
 TestSequenceMachine.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
-
-
-def compute(pool: KvPool, cache: SequenceCache, paths: list[Path]) -> None:
-    """Runs the fake forward over all pending rows of request a, which must be `paths`."""
-    segment = cache.next_segment("a")
-    fake_forward(pool, segment, paths)
-    cache.mark_written("a", segment.num_rows)
-
-
-def test_an_accepted_path_is_compacted_and_the_bonus_token_is_the_new_root() -> None:
-    """Tree 5 -> (6, 7 -> 8); 7 and 8 are accepted, 9 is the bonus: two rows move, one is left to compute."""
-    pool, cache = new_cache()
-    assert cache.advance("a", 0, [4, 5]) == 0
-    cache.extend("a", [6, 7, 8], [0, 0, 2])
-    compute(pool, cache, [(4,), (4, 5), (4, 5, 6), (4, 5, 7), (4, 5, 7, 8)])
-    assert cache.advance("a", 2, [7, 8, 9]) == 4
-    compute(pool, cache, [(4, 5, 7, 8, 9)])
-
-
-def test_the_tree_below_the_bonus_token_stays() -> None:
-    """Tree 5 -> (6, 7 -> (8, 9 -> 10 -> 11)); 7 and 9 are committed: 10 and 11 stay, behind a root that is computed.
-
-    The rows of 7, 9, 10 and 11 move, over each other; what is added below is computed alone.
-    """
-    pool, cache = new_cache()
-    cache.advance("a", 0, [4, 5])
-    cache.extend("a", [6, 7, 8, 9, 10, 11], [0, 0, 2, 2, 4, 5])
-    nodes = [(6,), (7,), (7, 8), (7, 9), (7, 9, 10), (7, 9, 10, 11)]
-    compute(pool, cache, [(4,), (4, 5), *((4, 5, *path) for path in nodes)])
-    assert cache.advance("a", 2, [7, 9], keeps_tree=True) == 4
-    assert cache.kept_nodes("a") == [4, 5, 6]
-    assert cache.num_pending("a") == 0
-    cache.extend("a", [12, 13], [2, 0])
-    compute(pool, cache, [(4, 5, 7, 9, 10, 11, 12), (4, 5, 7, 9, 13)])
-
-
-def test_a_step_sent_twice_gives_the_same_work_twice() -> None:
-    """The retry finds its rows cached but for the root, and no tree."""
-    pool, cache = new_cache()
-    cache.advance("a", 0, [1, 2, 3])
-    cache.extend("a", [4], [0])
-    compute(pool, cache, [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)])
-    assert cache.advance("a", 0, [1, 2, 3]) == 2
-    assert cache.num_pending("a") == 1
-    compute(pool, cache, [(1, 2, 3)])
-
-
-def test_an_older_step_truncates() -> None:
-    """The manager of an older step wins; what it does not know is forgotten. A sealed block is not written again."""
-    pool, cache = new_cache()
-    cache.advance("a", 0, [1, 2, 3, 4, 5, 6, 7])
-    compute(pool, cache, [(1, 2, 3, 4, 5, 6, 7)[:length] for length in range(1, 8)])
-    assert cache.advance("a", 5, [6]) == 5
-    assert cache.advance("a", 2, [3]) == 0
-    assert cache.held_len("a") == 3
-    assert cache.usage() == (NUM_BLOCKS - 2, 1, 1, NUM_BLOCKS)
-
-
-def test_rows_that_no_forward_wrote_are_not_kept() -> None:
-    """A step whose forward failed leaves nothing behind that could be taken for its result."""
-    _, cache = new_cache()
-    cache.advance("a", 0, [1, 2])
-    cache.extend("a", [3], [0])
-    assert cache.advance("a", 2, [3, 4]) == 0
-
-
-def test_a_tree_across_a_block_boundary_moves_rows_between_blocks() -> None:
-    """Three tokens and blocks of four: nodes lie in the second block, the accepted one ends up in the first."""
-    pool, cache = new_cache()
-    cache.advance("a", 0, [1, 2, 3])
-    cache.extend("a", [4, 5, 6, 7], [0, 0, 0, 3])
-    compute(pool, cache, [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 6), (1, 2, 3, 6, 7)])
-    assert cache.advance("a", 3, [6, 7, 8]) == 5
-    compute(pool, cache, [(1, 2, 3, 6, 7, 8)])
-
-
-def test_a_full_cache_changes_nothing() -> None:
-    """A second request that does not fit is unknown afterwards; a tree that does not is not put; the first goes on."""
-    _, cache = new_cache()
-    cache.advance("a", 0, [1] * (NUM_BLOCKS * BLOCK_SIZE - 1))
-    before = cache.usage()
-    with pytest.raises(OutOfBlocks):
-        cache.advance("b", 0, [1, 2, 3])
-    with pytest.raises(OutOfBlocks):
-        cache.extend("a", [1, 2], [0, 0])
-    assert cache.usage() == before
-    assert cache.request_ids() == ["a"]
-    cache.extend("a", [1], [0])
-    assert cache.usage().free == 0

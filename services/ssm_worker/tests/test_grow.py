@@ -21,27 +21,15 @@ from treecore.model.load import load_decoder
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.sampling import best_tokens
-from treecore.testing.checkpoints import TINY, write_tiny_draft, write_tiny_llama
+from treecore.testing.checkpoints import TINY, write_tiny_draft
+from treecore.testing.draft_steps import GREEDY, draft_step, drafted
+from treecore.testing.draft_steps import draft_item as item
 from treecore.testing.families import load_reference, write_family
-from treecore.tree import TokenTree
 
 VOCAB_SIZE = int(TINY["vocab_size"])
 CONTEXT_LEN = int(TINY["max_position_embeddings"])
-GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0))
 SAMPLED = SamplingParams(0.8, 0, 1.0, Seed(2**63 + 11))
 Level = list[list[int]]  # per parent in order, its children's tokens
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama; here it is the SSM."""
-    return write_tiny_llama(tmp_path_factory.mktemp("ssm") / "tiny", seed=3)
-
-
-@pytest.fixture(scope="module")
-def decoder(checkpoint: Path) -> Decoder:
-    """Ours."""
-    return load_decoder(checkpoint, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +65,9 @@ def grower(decoder: Decoder, num_blocks: int = 64, block_len: int = 8) -> Grower
     return Grower(WorkerId("s"), held, VOCAB_SIZE, decoder.output_token_ids)
 
 
-def item(committed: Sequence[int], widths: Sequence[int] = (), start: int = 0, **more: object) -> DraftItem:
-    """Request r: committed tokens from `start` on, and a tree behind them."""
-    sent = np.array(committed[start:], np.int32)
-    made = DraftItem(RequestId("r"), 0, start, sent, None if start else GREEDY, Expansion(tuple(widths)))
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
 def step(grower: Grower, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
-    """One step; the integrity equation must hold behind it."""
-    reply = grower.step(DraftRequest(owner, 0, tuple(map(RequestId, released)), items))
-    assert reply.blocks.room + reply.blocks.used == reply.blocks.total
-    assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
-    return reply
-
-
-def drafted(reply: DraftReply, root: int, request_id: str = "r") -> TokenTree:
-    """The tree of one item; must be one."""
-    (found,) = [entry for entry in reply.items if entry.request_id == request_id]
-    return join_tree(root, found.tokens, found.parents)
+    """One step."""
+    return draft_step(grower.step, *items, owner=owner, released=released)
 
 
 def prompt_of(rng: np.random.Generator, length: int) -> list[int]:

@@ -15,36 +15,23 @@ from transformers import LlamaForCausalLM
 
 from ssm_worker.grow import Grower
 from treecore.expand import NO_DRAFT, Expansion, Growth
-from treecore.messages import DraftItem, DraftReply, DraftRequest, RequestId, WorkerId
+from treecore.messages import DraftItem, DraftReply, RequestId, WorkerId
 from treecore.model.batch import ForwardBatch
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.kv_pool import KvPool
-from treecore.model.load import load_decoder
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.testing.best_first import BestFirstOracle, Text, told_paths
-from treecore.testing.checkpoints import TINY, write_tiny_llama
+from treecore.testing.checkpoints import TINY
+from treecore.testing.draft_steps import GREEDY, draft_step
 
 VOCAB_SIZE = int(TINY["vocab_size"])
 CONTEXT_LEN = int(TINY["max_position_embeddings"])
-GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0))
 SAMPLED = SamplingParams(0.8, 0, 1.0, Seed(2**63 + 11))
 NAIVE = replace(SAMPLED, rule="naive")
 
 LogitsOf = Callable[[Text], NDArray[np.float32]]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama; here it is the SSM."""
-    return write_tiny_llama(tmp_path_factory.mktemp("ssm") / "tiny", seed=3)
-
-
-@pytest.fixture(scope="module")
-def decoder(checkpoint: Path) -> Decoder:
-    """Ours."""
-    return load_decoder(checkpoint, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +66,8 @@ def item(
 
 
 def step(grower: Grower, *items: DraftItem, released: tuple[str, ...] = ()) -> DraftReply:
-    """One step; the integrity equation must hold behind it."""
-    reply = grower.step(DraftRequest("me", 0, tuple(map(RequestId, released)), items))
-    assert reply.blocks.room + reply.blocks.used == reply.blocks.total
-    return reply
+    """One step."""
+    return draft_step(grower.step, *items, released=released)
 
 
 def told(reply: DraftReply, request_id: str = "r") -> dict[Text, float]:

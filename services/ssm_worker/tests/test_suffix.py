@@ -18,12 +18,12 @@ from treecore.expand import NO_DRAFT, Expansion, Growth
 from treecore.messages import DraftItem, DraftReply, DraftRequest, RequestId, WorkerId, join_tree
 from treecore.noise import Seed, gumbel
 from treecore.params import SamplingParams
+from treecore.testing.draft_steps import GREEDY, draft_step, drafted
+from treecore.testing.draft_steps import draft_item as item
 from treecore.testing.statistics import chi_square, chi_square_limit
-from treecore.tree import TokenTree
 
 VOCAB_SIZE = 40
 CONTEXT_LEN = 200
-GREEDY = SamplingParams(0.0, 0, 1.0, Seed(0))
 SAMPLED = SamplingParams(0.8, 0, 1.0, Seed(2**63 + 11))
 DRAWING = replace(SAMPLED, temperature=1.0, rule="multi_step")
 MIN_MATCH = 2
@@ -40,25 +40,9 @@ def drafter(
     )
 
 
-def item(committed: Sequence[int], widths: Sequence[int] = (), start: int = 0, **more: object) -> DraftItem:
-    """Request r: committed tokens from `start` on, and a tree behind them."""
-    sent = np.array(committed[start:], np.int32)
-    made = DraftItem(RequestId("r"), 0, start, sent, None if start else GREEDY, Expansion(tuple(widths)))
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
 def step(ssm: SuffixDrafter, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
-    """One step; the integrity equation must hold behind it."""
-    reply = ssm.step(DraftRequest(owner, 0, tuple(map(RequestId, released)), items))
-    assert reply.blocks.room + reply.blocks.used == reply.blocks.total
-    assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
-    return reply
-
-
-def drafted(reply: DraftReply, root: int, request_id: str = "r") -> TokenTree:
-    """The tree of one item; must be one."""
-    (found,) = [entry for entry in reply.items if entry.request_id == request_id]
-    return join_tree(root, found.tokens, found.parents, 0, found.laws)
+    """One step."""
+    return draft_step(ssm.step, *items, owner=owner, released=released)
 
 
 def slow_law(text: Sequence[int], context: Sequence[int]) -> dict[int, float]:

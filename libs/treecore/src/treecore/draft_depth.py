@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from treecore.choice import Probabilities, StepPrice
 from treecore.costs import ForwardCosts
-from treecore.forest import Forest, num_equal_before
+from treecore.forest import USUAL_RATES, Forest, num_equal_before
 
-_DEEPEST, _WIDEST = 16, 8
+_DEEPEST, _WIDEST = 16, len(USUAL_RATES)
 _NEW = 0.15  # weight of the latest observation
 _EXPLORED = 0.03  # of all time at most goes to drafts that do not look worth it
-_RATES = np.array([0.48, 0.13, 0.065, 0.04, 0.035, 0.02, 0.015, 0.01])  # architecture section 4: before any draft
 _FALL = 0.6  # from depth to depth, before any draft
 
 
@@ -47,7 +46,7 @@ class DraftDepth:
     """
 
     def __init__(self) -> None:
-        self._likely = np.multiply.outer(_FALL ** np.arange(_DEEPEST), _RATES)  # [depth - 1, place]: mean path_p
+        self._likely = np.multiply.outer(_FALL ** np.arange(_DEEPEST), USUAL_RATES)  # [depth - 1, place]: mean path_p
         self._speedup = 1.0
         self._unspent_ms = 0.0
 

@@ -21,8 +21,10 @@ Codes = NDArray[np.uint64]
 
 _BASE = 0xD6E8FEB86659FD93  # any odd number
 
-_RANK_SCORES = np.log(np.array([0.48, 0.13, 0.065, 0.04, 0.035, 0.02], np.float32))
-"""Of a draft without scores: chance that the n-th best child is the LLM's token (architecture section 4, coupled)."""
+USUAL_RATES = np.array([0.48, 0.13, 0.065, 0.04, 0.035, 0.02, 0.015, 0.01])
+"""Chance that the n-th best child is the LLM's token, as long as nothing is known (architecture section 4, coupled)."""
+
+_RANK_SCORES = np.log(USUAL_RATES).astype(np.float32)  # of a draft without scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Coordinator:
         found = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
         trials = {turn.request_id: Trial(turn.request, turn.item, found.trees[turn.request_id]) for turn in turns}
-        self._speculator.look_ahead(turns, worker)
+        self._speculator.look_ahead(turns, worker, found.num_rows)
         try:
             reply = await self._ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
@@ -169,7 +169,7 @@ class Coordinator:
             verify_forward_ms=reply.forward_ms,
             sample_ms=drafted.round.sample_ms + reply.sample_ms,
             num_trees=sum(trial.num_drafted > 0 for trial in trials.values()),
-            num_hidden=sum(trials[request_id].num_drafted > 0 for request_id in drafted.hidden),
+            num_hidden=drafted.is_hidden * sum(trials[request_id].num_drafted > 0 for request_id in drafted.ahead),
             proposed=self._by_ssm(trials, {key: range(1, len(trial.tree)) for key, trial in trials.items()}),
             accepted=self._by_ssm(trials, {key: path.nodes for key, path in accepted.items()}),
             num_asked=sum(trial.num_asked for trial in trials.values()),

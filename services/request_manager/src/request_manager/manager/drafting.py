@@ -124,6 +124,11 @@ class Drafter:
         return self._is_late and self._is_busy
 
     @property
+    def is_drafting(self) -> bool:
+        """Whether it is at work on an answer that may still be waited for."""
+        return self._is_busy and not self._is_late
+
+    @property
     def owes_release(self) -> bool:
         """Whether the worker may still hold requests that are over."""
         return bool(self._released) or self._is_busy

@@ -33,7 +33,7 @@ class ManagerMetrics:
         self._trees = Counter("espalier_trees", "Trees verified", ["drafted"], registry=registry)
         self._hidden_ratio = Gauge(
             "espalier_draft_hidden_ratio",
-            "Share of the trees verified so far whose draft was asked for while the LLM verified the one before",
+            "Share of the trees verified so far whose draft was there before their step began",
             registry=registry,
         )
         self._num_trees, self._num_hidden = 0, 0

@@ -63,13 +63,14 @@ Candidates = dict[RequestId, list[ScoredDraft]]
 class Drafted:
     """What there is to choose a step's trees from.
 
-    candidates: of dynamic trees. hidden: the requests whose drafts were asked for during the last step; their end may
-    have been waited for. waited: those whose drafts were asked for in this step. round: what came of that. waited_ms:
-    for all of it.
+    candidates: of dynamic trees. ahead: the requests whose candidates were asked for during the last step. is_hidden:
+    whether all of those were there at once. waited: the requests whose drafts were asked for in this step. round: what
+    came of that. waited_ms: for all of it.
     """
 
     candidates: Candidates
-    hidden: frozenset[RequestId]
+    ahead: frozenset[RequestId]
+    is_hidden: bool
     waited: frozenset[RequestId]
     round: Round
     waited_ms: float
@@ -77,12 +78,16 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class StepTrees:
-    """Trees by request, and how they came about. turns: of the dynamic ones, in the order of `chosen.forest`."""
+    """Trees by request, and how they came about. turns: of the dynamic ones, in the order of `chosen.forest`.
+
+    num_rows: of the LLM's forward.
+    """
 
     trees: dict[RequestId, TokenTree]
     turns: tuple[Turn, ...]
     chosen: Chosen | None
     drafted: Drafted
+    num_rows: int
 
 
 @dataclass(slots=True)
@@ -96,28 +101,28 @@ class Speculator:
     drafts_ahead: bool
     observer: Observer
     economy: Economy = field(default_factory=Economy)
-    _num_rows: int = 1  # of the last step; of this one once its trees are chosen
+    _patience_s: float = 0.0  # with what is being drafted ahead, once the LLM is done
 
     async def trees(self, turns: Sequence[Turn], llm: Worker) -> StepTrees:
         """What each turn verifies; the root alone where nothing arrived in time or nothing pays."""
         dynamic = tuple(turn for turn in turns if turn.is_dynamic)
         others = [turn for turn in turns if not turn.is_dynamic]
         price = self.economy.price(llm.announcement, sum(turn.num_rows for turn in others), len(others))
-        drafted = await self._drafted(dynamic, others, price, llm)
+        drafted = await self._drafted(dynamic, others, price)
         trees = {turn.request_id: self._static(turn, drafted.round) for turn in others}
-        self._num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
+        num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
         if not dynamic:
-            return StepTrees(trees, (), None, drafted)
-        chosen = self._choose(dynamic, drafted, replace(price, num_other_rows=self._num_rows))
-        self._num_rows = chosen.choice.num_rows
+            return StepTrees(trees, (), None, drafted, num_rows)
+        chosen = self._choose(dynamic, drafted, replace(price, num_other_rows=num_rows))
         for turn, tree in zip(dynamic, chosen.forest.trees(chosen.choice.kept), strict=True):
             trees[turn.request_id] = tree
-        return StepTrees(trees, dynamic, chosen, drafted)
+        return StepTrees(trees, dynamic, chosen, drafted, chosen.choice.num_rows)
 
-    def look_ahead(self, turns: Sequence[Turn], llm: Worker) -> None:
-        """While the LLM is at work, have the SSMs draft on, and read the prompts that it reads."""
+    def look_ahead(self, turns: Sequence[Turn], llm: Worker, num_rows: int) -> None:
+        """While the LLM is at work on `num_rows`, have the SSMs draft on, and read the prompts that it reads."""
         ahead = self._draftable([turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)])
-        growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), self._num_rows)
+        growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), num_rows)
+        self._patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, num_rows))
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
         wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
         self.ssms.begin(wishes)
@@ -130,33 +135,33 @@ class Speculator:
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        hidden = step.drafted.hidden
-        if hidden:
-            gained = sum(len(accepted[request_id].nodes) for request_id in hidden if request_id in accepted)
-            self.economy.learn_ahead(len(hidden), gained)
+        ahead = step.drafted.ahead
+        if ahead:
+            gained = sum(len(accepted[request_id].nodes) for request_id in ahead if request_id in accepted)
+            self.economy.learn_ahead(len(ahead), gained)
 
     def _may_draft_ahead(self, turn: Turn) -> bool:
         wanted = turn.request.generation.draft_ahead
         return self.drafts_ahead if wanted is None else wanted
 
-    async def _drafted(self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice, llm: Worker) -> Drafted:
+    async def _drafted(self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice) -> Drafted:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
-        candidates = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)], llm)
-        hidden = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
-        bare = self._draftable([turn for turn in dynamic if turn.request_id not in hidden])
+        is_hidden = not self.ssms.is_drafting
+        candidates = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
+        ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
+        bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
-        return Drafted(candidates, hidden, waited, found, (perf_counter() - started) * 1e3)
+        return Drafted(candidates, ahead, is_hidden, waited, found, (perf_counter() - started) * 1e3)
 
-    async def _drafted_ahead(self, ahead: Sequence[Turn], llm: Worker) -> Candidates:
+    async def _drafted_ahead(self, ahead: Sequence[Turn]) -> Candidates:
         """What was drafted during the last step, as far as the committed tokens did not leave it."""
         if not ahead:
             return {}
-        patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, self._num_rows))
-        found = await self.ssms.collect(patience_s)
+        found = await self.ssms.collect(self._patience_s)
         self._learn_costs(found)
         candidates = {}
         for turn in ahead:

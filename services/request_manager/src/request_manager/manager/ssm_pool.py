@@ -68,6 +68,11 @@ class SsmPool:
         answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
         return Round.of([drafter for drafter, _ in lanes], answers)
 
+    @property
+    def is_drafting(self) -> bool:
+        """Whether an SSM is at work on what `collect` would wait for."""
+        return any(drafter.is_drafting for drafter in self._drafters.values())
+
     async def collect(self, deadline_s: float) -> Round:
         """What the SSMs drafted ahead, as far as it is there within `deadline_s`."""
         self._follow_registry()

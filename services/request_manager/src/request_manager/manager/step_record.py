@@ -15,7 +15,7 @@ class StepRecord:
     at depth i + 1; num_committed tokens are new. num_asked tokens of prompts were sent, num_found of them were cached.
     draft: until the trees are there, merged and chosen; verify: from then to having the answer; *_forward: inside the
     models' forwards, of the SSMs' those that the step asked for; sample: choosing tokens from logits, in both models.
-    num_trees requests verified nodes, num_hidden of them such as were asked for in the step before. proposed,
+    num_trees requests verified nodes, num_hidden of them such as were drafted before the step began. proposed,
     accepted: by SSM, its nodes that were verified, that became tokens.
     """
 

@@ -1,14 +1,19 @@
 """A tiny teacher with a tokenizer, and teacher text out of thin air: for tests, at the size of milliseconds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
+from torch import Tensor
 
 from ssm_worker.boost.corpus import TeacherSequence
+from ssm_worker.boost.start import KeptLayers, new_student
+from ssm_worker.boost.student import Student
 from treecore.testing.checkpoints import write_tiny_llama
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -32,6 +37,17 @@ def write_tiny_teacher(directory: Path, *, seed: int = 0, **overrides: Any) -> P
     config = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
+
+
+def prune(llm: Path, layers: tuple[int, ...], head: np.ndarray) -> Student:
+    """The LLM's layers and those rows of its head."""
+    return new_student(llm, KeptLayers(layers), head, 0)
+
+
+def student_logits(student: Student, tokens: Sequence[int]) -> Tensor:
+    """[L, V_out] of one sequence."""
+    with torch.no_grad():
+        return student.logits(student(torch.tensor([list(tokens)])))[0]
 
 
 def random_sequences(count: int, vocab_size: int, *, seed: int = 0, num_top: int = 4) -> tuple[TeacherSequence, ...]:
