@@ -180,15 +180,18 @@ def test_drafting_ahead_stops_where_it_brings_nothing_but_is_tried_again() -> No
 
 
 def test_what_is_drafted_ahead_fits_into_the_verification() -> None:
-    """Fewer forwards of a slower SSM, one at least; wide where width is cheap."""
+    """Fewer forwards of a slower SSM, one at least; as wide as makes most nodes in that time, but not too flat."""
     llm = announcement("verifier", {1: 30.0})
-    quick = Economy().growth_ahead(llm, [announcement("ssm", {1: 4.0, 4: 4.4})], 1, 1)
-    slow = Economy().growth_ahead(llm, [announcement("ssm", {1: 70.0, 4: 280.0})], 1, 1)
-    assert quick is not None
-    assert slow is not None
-    assert 3 <= quick.num_forwards <= 6
-    assert quick.width == 4
-    assert (slow.num_forwards, slow.width) == (1, 1)
+
+    def asked(costs: dict[int, float]) -> tuple[int, int]:
+        growth = Economy().growth_ahead(llm, [announcement("ssm", costs)], 1, 1)
+        assert growth is not None
+        return growth.num_forwards, growth.width
+
+    assert asked({1: 4.0, 8: 4.4}) == (5, 8)
+    assert asked({1: 4.0, 2: 4.4, 4: 6.3, 8: 8.0}) == (3, 6)
+    assert asked({1: 4.0, 2: 8.0, 4: 16.0, 8: 32.0}) == (5, 1)
+    assert asked({1: 70.0, 4: 280.0}) == (1, 1)
 
 
 def test_a_draft_is_waited_for_where_the_llm_is_slow() -> None:

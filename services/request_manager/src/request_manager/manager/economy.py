@@ -18,7 +18,9 @@ from treecore.forest import Forest
 from treecore.messages import Announcement, ForwardCost
 
 _NUM_CHILDREN = 5
-_WIDEST = 4  # nodes that an SSM expands in a forward, for a request
+_WIDEST = 4  # nodes that an SSM expands in a forward, for a request, where a step waits for it
+_WIDTHS_AHEAD = 8, 6, 4, 3, 2, 1  # where none waits: the step may end in many ways
+_LEAST_LEVELS = 3  # ... but what stands behind a likely end is worth more than one more unlikely end
 _WIDENING = 1.25  # so much longer a forward may take for being wider than one node a request
 _MAX_NODES = 32  # of a draft that is waited for
 _MAX_NODES_AHEAD = 96  # the next tree is what stands below one of many possible next roots
@@ -104,11 +106,9 @@ class Economy:
         """What to have drafted while the LLM verifies `num_rows`; None while that has brought nothing lately."""
         if not ssms or not num_requests or not self._pays_ahead():
             return None
-        draft = self._slowest(ssms)
-        width = _width(draft, num_requests)
         spare_ms = _SPARE * self._costs_of(self._verify, llm).ms(num_rows) - self._wait.ms
-        most = forwards_within(spare_ms, draft, num_requests * width, _MAX_FORWARDS)
-        return Growth(max(1, most), width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
+        num_forwards, width = _most_nodes(self._slowest(ssms), num_requests, spare_ms)
+        return Growth(num_forwards, width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
 
     def patience_s(self, llm: Announcement, num_rows: int) -> float:
         """How long drafts made ahead are waited for once the LLM is done: as long as half a forward of it."""
@@ -156,3 +156,11 @@ def _width(draft: ForwardCosts, num_requests: int) -> int:
     """How many nodes each request expands in a forward: more than one where that costs hardly more."""
     most_ms = _WIDENING * draft.ms(num_requests)
     return max(width for width in range(1, _WIDEST + 1) if width == 1 or draft.ms(width * num_requests) <= most_ms)
+
+
+def _most_nodes(draft: ForwardCosts, num_requests: int, ms: float) -> tuple[int, int]:
+    """(forwards, width) that expand most nodes of each request in `ms`, a few levels at least where there is time."""
+    found = [(forwards_within(ms, draft, num_requests * width, _MAX_FORWARDS), width) for width in _WIDTHS_AHEAD]
+    deep = [(forwards, width) for forwards, width in found if forwards >= _LEAST_LEVELS]
+    forwards, width = max(deep, key=lambda pair: pair[0] * pair[1], default=found[-1])
+    return max(1, forwards), width
