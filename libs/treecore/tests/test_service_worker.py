@@ -26,6 +26,7 @@ from treecore.messages import (
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.service.bus import NatsBus
+from treecore.service.operations import Operations
 from treecore.service.presence import Announcer
 from treecore.service.settings import ServiceSettings
 from treecore.service.tasks import first_of
@@ -247,7 +248,9 @@ async def test_a_step_that_computes_does_not_hold_up_announcements(nats_server: 
     audience = Audience()
     await bus.subscribe(ANNOUNCE, audience)
     settings = ServiceSettings(nats_url=nats_server.url, subject_prefix="t")
-    work = serve_worker(settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, slow, stop)
+    work = serve_worker(
+        settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, slow, stop, Operations(1.0)
+    )
     serving = asyncio.create_task(asyncio.to_thread(loop.run_until_complete, work))
     await audience.next()
     asking = asyncio.create_task(bus.request(SUBJECT, encode(question()), LONG_S))
@@ -272,7 +275,9 @@ async def test_a_worker_survives_the_broker(nats_server: NatsServer) -> None:
     me, stop = worker(), asyncio.Event()
     settings = ServiceSettings(nats_url=nats_server.url, subject_prefix="t")
     serving = asyncio.create_task(
-        serve_worker(settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, me.step, stop)
+        serve_worker(
+            settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, me.step, stop, Operations(1.0)
+        )
     )
     nats_server.start()
     bus = await NatsBus.connect(nats_server.url, "manager", "t", stop)

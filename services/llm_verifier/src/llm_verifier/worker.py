@@ -26,23 +26,28 @@ from treecore.model.graphs import GraphedDecoder
 from treecore.model.held import Forwards, HeldRequests, P
 from treecore.model.load import load_decoder
 from treecore.service.lifecycle import run_service
+from treecore.service.operations import Operations, open_operations
 from treecore.service.tasks import first_of
 from treecore.service.worker import serve_worker
 
 
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or gives no numbers."""
-    seat = find_seat(settings, os.environ, socket.gethostname())
+    async with open_operations(settings) as operations:
+        await _serve_seat(find_seat(settings, os.environ, socket.gethostname()), settings, stop, operations)
+
+
+async def _serve_seat(seat: Seat, settings: VerifierSettings, stop: asyncio.Event, operations: Operations) -> None:
     if seat.size == 1:
         on = hardware(settings, rank=0)
         decoder = await asyncio.to_thread(_load, settings, on)
-        await _serve_steps(settings, decoder, stop, token_chooser(on))
+        await _serve_steps(settings, decoder, stop, operations, token_chooser(on))
     elif settings.cuda_graphs:
         raise ConfigError("cuda_graphs: for a verifier of one rank")
     elif seat.rank == 0:
-        await _lead(seat, settings, stop)
+        await _lead(seat, settings, stop, operations)
     else:
-        await _follow(seat, settings, stop)
+        await _follow(seat, settings, stop, operations)
 
 
 def _load(settings: VerifierSettings, on: Hardware) -> Decoder | GraphedDecoder:
@@ -53,7 +58,7 @@ def _load(settings: VerifierSettings, on: Hardware) -> Decoder | GraphedDecoder:
     return GraphedDecoder(decoder) if settings.cuda_graphs else decoder
 
 
-async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:
+async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event, operations: Operations) -> None:
     loop = asyncio.get_running_loop()
 
     def stop_all() -> None:
@@ -61,11 +66,11 @@ async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> 
 
     with ExitStack() as stack:
         group = lead(seat, settings, stop.is_set, stop_all)
-        await _serve_steps(settings, await asyncio.to_thread(stack.enter_context, group), stop)
+        await _serve_steps(settings, await asyncio.to_thread(stack.enter_context, group), stop, operations)
 
 
-async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -> None:
-    follower = Follower(seat, settings)
+async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event, operations: Operations) -> None:
+    follower = Follower(seat, settings, on_ready=lambda: operations.vitals.start(lambda: not stop.is_set()))
 
     async def leave_on_stop() -> None:
         await stop.wait()
@@ -76,7 +81,11 @@ async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event) -
 
 
 async def _serve_steps(
-    settings: VerifierSettings, decoder: Forwards[P], stop: asyncio.Event, choose_tokens: ChooseTokens | None = None
+    settings: VerifierSettings,
+    decoder: Forwards[P],
+    stop: asyncio.Event,
+    operations: Operations,
+    choose_tokens: ChooseTokens | None = None,
 ) -> None:
     spec = decoder.spec
     if spec.draft is not None and spec.draft.trimmed_head:
@@ -94,7 +103,7 @@ async def _serve_steps(
         announcement = held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
         return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs)
 
-    await serve_worker(settings, describe, VerifyRequest, engine.step, stop)
+    await serve_worker(settings, describe, VerifyRequest, engine.step, stop, operations)
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from request_manager.gateway.app import create_app
 from request_manager.gateway.settings import GatewaySettings
@@ -27,6 +26,7 @@ from treecore.errors import ConfigError, InvalidRequest
 from treecore.expand import expansion
 from treecore.service.bus import Bus, NatsBus
 from treecore.service.lifecycle import run_service
+from treecore.service.operations import Operations, open_operations
 from treecore.service.tasks import first_of
 
 
@@ -56,18 +56,23 @@ def build_coordinator(bus: Bus, registry: Registry, policy: Policy, observer: Ob
 
 async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
     """Serve HTTP until `stop`, or until a part fails. Raises ConfigError for what start-up refuses."""
+    async with open_operations(settings) as operations:
+        await _serve(settings, stop, operations)
+
+
+async def _serve(settings: ManagerSettings, stop: asyncio.Event, operations: Operations) -> None:
     policy = policy_of(settings)
     text = TextCodec.from_dir(settings.model)
     listener = _listen(settings.host, settings.port)
     owner = f"manager-{secrets.token_hex(4)}"
-    bus = NatsBus(settings.subject_prefix)
+    bus = NatsBus(settings.subject_prefix, operations.registry)
     registry = Registry(asyncio.get_running_loop().time)
-    metrics = CollectorRegistry()
-    observer = ManagerMetrics(metrics)
+    observer = ManagerMetrics(operations.registry)
     coordinator = build_coordinator(bus, registry, policy, observer, owner)
     manager = LocalManager(coordinator, registry, policy.max_tree_nodes, settings.max_pause_s)
     grammars = ModelGrammars(manager, settings.model)
-    app = create_app(manager, text, GatewaySettings.from_env(os.environ), metrics, grammars=grammars)
+    app = create_app(manager, text, GatewaySettings.from_env(os.environ), operations.registry, grammars=grammars)
+    operations.vitals.start(lambda: bus.is_connected and manager.is_ready() and not stop.is_set())
 
     async def manage() -> None:
         await bus.open(settings.nats_url, owner, stop)

@@ -10,10 +10,11 @@ from ssm_worker.texts import HeldTexts
 from treecore.errors import ConfigError
 from treecore.messages import Announcement, DraftRequest, WorkerId
 from treecore.model.families import read_spec
+from treecore.service.operations import Operations
 from treecore.service.worker import serve_worker
 
 
-async def serve_suffix(settings: SsmSettings, stop: asyncio.Event) -> None:
+async def serve_suffix(settings: SsmSettings, stop: asyncio.Event, operations: Operations) -> None:
     """Serve until `stop`. Raises ConfigError without a teacher, or for one or a corpus that cannot be read."""
     if settings.teacher is None:
         raise ConfigError("--teacher: an SSM of kind suffix needs the directory of the LLM that it drafts for")
@@ -31,4 +32,4 @@ async def serve_suffix(settings: SsmSettings, stop: asyncio.Event) -> None:
         sizes = spec.vocab_size, spec.context_len, spec.eos_token_ids
         return Announcement(worker_id, "ssm", settings.name, *sizes, held.usage(), leaving)
 
-    await serve_worker(settings, describe, DraftRequest, drafter.step, stop)
+    await serve_worker(settings, describe, DraftRequest, drafter.step, stop, operations)

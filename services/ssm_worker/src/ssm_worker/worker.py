@@ -16,13 +16,14 @@ from treecore.model.costs import measure_costs
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder, open_checkpoint
+from treecore.service.operations import Operations
 from treecore.service.telemetry import log_event
 from treecore.service.worker import serve_worker
 
 logger = logging.getLogger(__name__)
 
 
-async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
+async def serve_model(settings: SsmSettings, stop: asyncio.Event, operations: Operations) -> None:
     """Serve until `stop`. Raises ConfigError for a checkpoint that is broken, or not one for this teacher."""
     ssm, teacher = settings.ssm, settings.teacher
     if ssm is None:
@@ -41,7 +42,7 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event) -> None:
     def describe(leaving: bool) -> Announcement:
         return replace(held.announcement(worker_id, "ssm", settings.name, leaving=leaving), costs=costs)
 
-    await serve_worker(settings, describe, DraftRequest, grower.step, stop)
+    await serve_worker(settings, describe, DraftRequest, grower.step, stop, operations)
 
 
 def _for_teacher(decoder: Decoder, settings: SsmSettings) -> Decoder | TranslatedDecoder:

@@ -14,8 +14,10 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry
 
 from treecore.errors import Unavailable, Unreachable
+from treecore.service.bus_metrics import BusMetrics
 from treecore.service.lifeline import Lifeline
 from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
@@ -46,10 +48,11 @@ class Bus(Protocol):
 
 
 class NatsBus:
-    """A Bus over one NATS connection that never gives up reconnecting."""
+    """A Bus over one NATS connection that never gives up reconnecting. `registry` gets the metrics of it, if given."""
 
-    def __init__(self, subject_prefix: str) -> None:
+    def __init__(self, subject_prefix: str, registry: CollectorRegistry | None = None) -> None:
         self._prefix = subject_prefix
+        self._metrics = BusMetrics(registry or CollectorRegistry())
         self._client = Client()
         self._link = Lifeline("the link to the broker broke")
         self._was_connected = False
@@ -57,9 +60,11 @@ class NatsBus:
         self._on_reconnect: list[Callable[[], None]] = []
 
     @classmethod
-    async def connect(cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event) -> "NatsBus":
+    async def connect(
+        cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event, registry: CollectorRegistry | None = None
+    ) -> "NatsBus":
         """A connected bus, however late the broker appears; raises Unavailable only if `stop` is set meanwhile."""
-        bus = cls(subject_prefix)
+        bus = cls(subject_prefix, registry)
         await bus.open(url, name, stop)
         return bus
 
@@ -69,6 +74,12 @@ class NatsBus:
         if not self._client.is_connected:
             raise Unavailable("stopped before the broker was there")
         self._was_connected = True
+        self._metrics.on_link(is_up=True)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a link to the broker."""
+        return self._client.is_connected
 
     async def _connecting(self, url: str, name: str) -> None:
         """`_connect`, and cancelled as often as it takes: nats-py loses a cancellation that meets a refused attempt."""
@@ -97,7 +108,17 @@ class NatsBus:
 
     async def request(self, subject: str, body: bytes, timeout_s: float) -> bytes:
         """See Bus.request. A link that breaks ends the wait at once instead of at the deadline."""
+        try:
+            reply = await self._reply(subject, body, timeout_s)
+        except Unavailable as error:
+            self._metrics.on_failed_request(was_sent=not isinstance(error, Unreachable))
+            raise
+        self._metrics.on_message("request", "received", reply)
+        return reply
+
+    async def _reply(self, subject: str, body: bytes, timeout_s: float) -> bytes:
         self._check_connected()
+        self._metrics.on_message("request", "sent", body)
         try:
             async with self._link.hold():
                 return (await self._client.request(self._full(subject), body, timeout=timeout_s)).data
@@ -109,14 +130,17 @@ class NatsBus:
     async def publish(self, subject: str, body: bytes) -> None:
         """See Bus.publish."""
         self._check_connected()
+        self._metrics.on_message("publish", "sent", body)
         await self._client.publish(self._full(subject), body)
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """See Bus.subscribe. After a reconnect nats-py subscribes by itself, also what a dead link did not take."""
 
         async def answer(message: Msg) -> None:
+            self._metrics.on_message("subscription", "received", message.data)
             reply = await handler(message.data)
             if reply is not None and message.reply and self._client.is_connected:
+                self._metrics.on_message("subscription", "sent", reply)
                 await message.respond(reply)
 
         await self._client.subscribe(self._full(subject), cb=answer)
@@ -141,16 +165,19 @@ class NatsBus:
             raise Unreachable("no link to the broker")
 
     async def _on_error(self, error: Exception) -> None:
+        self._metrics.on_error(error)
         level = logging.WARNING if self._was_connected else logging.DEBUG
         log_event(logger, level, "bus error", error=repr(error))
 
     async def _on_disconnected(self) -> None:
         self._link.cut()
+        self._metrics.on_link(is_up=False)
         if not self._is_closing:
             log_event(logger, logging.WARNING, "bus disconnected")
 
     async def _on_reconnected(self) -> None:
         self._link.mend()
+        self._metrics.on_reconnected()
         log_event(logger, logging.INFO, "bus reconnected")
         for callback in self._on_reconnect:
             callback()

@@ -21,6 +21,11 @@ class ServiceSettings(BaseSettings):
     nats_url: str = Field("nats://127.0.0.1:4222", description="where the broker listens")
     subject_prefix: str = Field("espalier", pattern=r"^[A-Za-z0-9_-]+$", description="first token of every subject")
     log_level: LogLevel = "info"
+    operations_host: str = Field("127.0.0.1", description="where the operations port listens")
+    operations_port: int | None = Field(
+        None, ge=0, le=65535, description="port of probes and /metrics; 0: any free one"
+    )
+    live_timeout_s: float = Field(30, gt=0, description="an event loop that stands still for so long is not alive")
 
     @field_validator("nats_url")
     @classmethod

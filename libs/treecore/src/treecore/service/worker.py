@@ -14,10 +14,12 @@ from treecore.codec import decode, encode
 from treecore.errors import WireError
 from treecore.messages import Announcement, DraftReply, DraftRequest, VerifyReply, VerifyRequest, step_subject
 from treecore.service.bus import Bus, NatsBus
+from treecore.service.operations import Operations
 from treecore.service.presence import announce_from_thread
 from treecore.service.settings import ServiceSettings
 from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
+from treecore.service.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +35,22 @@ async def serve_worker(
     kind: type[StepRequest],
     step: Step[StepRequest],
     stop: asyncio.Event,
+    operations: Operations,
 ) -> None:
     """Connect to the broker and serve steps until `stop`. `describe(leaving)` is called in another thread."""
     me = describe(False)
-    bus = await NatsBus.connect(settings.nats_url, me.worker_id, settings.subject_prefix, stop)
+    metrics = WorkerMetrics(operations.registry, me)
+
+    def watched(request: StepRequest) -> DraftReply | VerifyReply:
+        with operations.vitals.working(), metrics.busy():
+            reply = step(request)
+        metrics.on_step(request, reply)
+        return reply
+
+    bus = await NatsBus.connect(settings.nats_url, me.worker_id, settings.subject_prefix, stop, operations.registry)
     try:
-        crashed = await take_steps(bus, me, kind, step)
+        crashed = await take_steps(bus, me, kind, watched)
+        operations.vitals.start(lambda: bus.is_connected and not stop.is_set())
         await first_of(stop.wait(), announce_from_thread(settings, describe), crashed)
     finally:
         await bus.close()

@@ -3,7 +3,7 @@
 from http import HTTPStatus
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,7 @@ from request_manager.gateway.openapi import document
 from request_manager.gateway.settings import GatewaySettings
 from request_manager.gateway.text import TextCodec
 from treecore.errors import Unavailable
+from treecore.service.operations import metrics_page
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -93,7 +94,7 @@ def _add_operations(app: FastAPI, manager: Manager, registry: CollectorRegistry)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics_page(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_document(app: FastAPI, manager: Manager, settings: GatewaySettings) -> None:
