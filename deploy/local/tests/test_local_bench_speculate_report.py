@@ -135,12 +135,23 @@ def test_a_page_without_a_section_is_refused(tmp_path: Path) -> None:
 # -- metrics, flags and the whole -------------------------------------------------------------------------------------
 
 
+OVERLAPPING = """espalier_steps_total 10.0
+espalier_step_part_seconds_sum{part="draft"} 0.05
+espalier_step_part_seconds_sum{part="verify"} 0.2
+espalier_step_part_seconds_sum{part="draft_forward"} 0.02
+espalier_step_part_seconds_sum{part="verify_forward"} 0.15
+"""  # as journals of November 2026 have it
+
+
 async def test_totals_come_from_the_metrics() -> None:
     """Means of steps; a page without them is told so, and a counter that nothing was counted in is 0."""
     found = totals(PAGE)
-    assert (found.nodes_per_step, found.draft_ms, found.verify_ms, found.hidden_share) == (4, 5, 20, 0.75)
+    assert (found.nodes_per_step, found.hidden_share) == (4, 0.75)
+    assert (found.draft_ms, found.verify_ms) == pytest.approx((5, 20))
     assert (found.nodes_per_step_of("b1"), found.accepted_share_of("b1")) == (3, 0.4)
     assert (found.accepted_share_of("ssm"), found.accepted_share_of("b2")) == (0, None)
+    earlier = totals(OVERLAPPING)
+    assert (earlier.draft_ms, earlier.verify_ms) == pytest.approx((5, 20))
     assert (found + found).since(found) == found
     assert found.since(StepTotals()) == found
     assert StepTotals().hidden_share is None

@@ -260,5 +260,5 @@ async def test_records_add_up() -> None:
     records = stage.recorder.steps
     assert sum(record.num_committed for record in records) == sum(len(outcome.tokens) for outcome in outcomes)
     assert all(record.num_accepted <= record.num_drafted for record in records)
-    assert all(0 <= record.overhead_ms <= record.total_ms for record in records)
+    assert all(0 <= record.parts.overhead <= record.parts.total for record in records)
     assert sum(record.num_accepted for record in records) > 0

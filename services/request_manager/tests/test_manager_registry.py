@@ -1,4 +1,4 @@
-"""Who is alive, as announcements tell; placement of requests on replicas; and what the metrics show."""
+"""Who is alive, as announcements tell, and placement of requests on replicas."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation
-from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.registry import Registry, watch
-from request_manager.manager.step_record import StepRecord
 from request_manager.manager.testing import POLICY, Recorder, running_stage
 from treecore.codec import MAX_PAYLOAD_BYTES, decode, encode
 from treecore.expand import Expansion
@@ -214,32 +211,3 @@ async def test_drafts_too_large_for_a_message_cost_the_draft_only() -> None:
         await stage.settle()
     assert len(outcome.tokens) == 5
     assert stage.recorder.dropped["no_draft"] > 0
-
-
-def test_metrics_show_steps_blocks_and_load() -> None:
-    """Everything that an Observer hears can be read again, by its name."""
-    registry = CollectorRegistry()
-    metrics = ManagerMetrics(registry)
-    metrics.on_step(StepRecord(2, 10, (2, 1), 5, total_ms=9, draft_ms=2, draft_forward_ms=1, verify_ms=6,
-                               verify_forward_ms=5, sample_ms=1, num_asked=40, num_found=32))  # fmt: skip
-    metrics.on_blocks(WorkerId("v"), BlockUsage(3, 4, 2, 9, 16))
-    metrics.on_load(2, 1)
-    metrics.on_preempted()
-    metrics.on_dropped("state_missing")
-    wanted = {
-        ("espalier_tokens_committed_total", ()): 5,
-        ("espalier_steps_total", ()): 1,
-        ("espalier_draft_tokens_total", ()): 10,
-        ("espalier_accepted_tokens_total", (("depth", "1"),)): 2,
-        ("espalier_accepted_tokens_total", (("depth", "2"),)): 1,
-        ("espalier_answers_dropped_total", (("reason", "state_missing"),)): 1,
-        ("espalier_kv_blocks", (("state", "used"),)): 4,
-        ("espalier_kv_blocks", (("state", "cached"),)): 2,
-        ("espalier_prompt_tokens_total", ()): 40,
-        ("espalier_cached_prompt_tokens_total", ()): 32,
-        ("espalier_preemptions_total", ()): 1,
-        ("espalier_requests", (("state", "waiting"),)): 1,
-        ("espalier_step_part_seconds_count", (("part", "overhead"),)): 1,
-    }
-    found = {name: registry.get_sample_value(name[0], dict(name[1])) for name in wanted}
-    assert found == wanted

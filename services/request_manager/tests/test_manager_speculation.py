@@ -4,11 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation
 from request_manager.manager.economy import Economy, StepTimes
-from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
 from treecore.choice import Bounds
 from treecore.forest import Forest, ScoredDraft, merge_drafts
@@ -102,25 +100,6 @@ async def test_a_slow_ssm_costs_its_part_of_the_tree_only() -> None:
     assert outcome.steps < NUM_TOKENS
     assert any(step.get("quick") for step in accepted)
     assert not any(step.get("slow") for step in accepted)
-
-
-async def test_acceptance_by_ssm_and_hidden_drafts_are_metrics() -> None:
-    """What the dashboards read."""
-    registry = CollectorRegistry()
-    metrics = ManagerMetrics(registry)
-    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
-        await check(stage, generation())
-        for step in stage.recorder.steps:
-            metrics.on_step(step)
-    proposed, kept = (
-        registry.get_sample_value(f"espalier_ssm_{what}_tokens_total", {"ssm": "ssm"}) for what in ("draft", "accepted")
-    )
-    assert proposed is not None
-    assert kept is not None
-    assert proposed >= kept > NUM_TOKENS / 2
-    ratio = registry.get_sample_value("espalier_draft_hidden_ratio")
-    assert ratio is not None
-    assert 0.5 < ratio <= 1.0
 
 
 # -- what is learned ------------------------------------------------------------------------------------------------

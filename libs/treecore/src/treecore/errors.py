@@ -98,3 +98,10 @@ class ModelFailed(EspalierError):
     """A forward of the model gave NaN: its weights are broken, or beyond the range of the number format."""
 
     code = "model_failed"
+
+
+def code_of(error: Exception) -> str:
+    """What the client, the wire and the metrics call it; anything outside the tree is an `internal_error`."""
+    if isinstance(error, InvalidRequest):
+        return error.reason
+    return error.code if isinstance(error, EspalierError) else EspalierError.code

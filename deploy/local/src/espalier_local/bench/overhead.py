@@ -18,8 +18,9 @@ from espalier_local.output import say
 from espalier_local.system import SystemConfig
 from treecore.errors import Unavailable
 
-_PARTS = ("draft_forward", "verify_forward", "sample", "overhead")
-_BUCKET = re.compile(r'espalier_step_part_seconds_bucket\{le="([^"]+)",part="(\w+)"\} (\S+)')
+_OVERHEAD = "overhead"
+_PARTS = ("draft_forward", "draft_sample", "verify_forward", "verify_sample", _OVERHEAD)
+_BUCKET = re.compile(r'espalier_step_(?:part|overhead)_seconds_bucket\{le="([^"]+)"(?:,part="(\w+)")?\} (\S+)')
 
 Histogram = list[tuple[float, float]]
 
@@ -53,7 +54,8 @@ async def _run(config: SystemConfig, max_tokens: int) -> int:
                 after = await _histograms(client)
                 medians = [median(difference(after[part], before[part])) * 1e3 for part in _PARTS]
                 rows.append((f"{name}, temperature {temperature}", *(f"{value:.2f}" for value in medians)))
-    say(table(("median ms of a step", "draft forward", "verify forward", "sampling", "everything else"), rows))
+    names = "draft forward", "draft sampling", "verify forward", "verify sampling", "everything else"
+    say(table(("median ms of a step", *names), rows))
     return 0
 
 
@@ -65,8 +67,8 @@ async def _histograms(client: httpx.AsyncClient) -> dict[str, Histogram]:
         raise Unavailable(f"no metrics: {error}") from error
     found: dict[str, Histogram] = {part: [] for part in _PARTS}
     for bound, part, count in _BUCKET.findall(text):
-        if part in found:
-            found[part].append((float(bound), float(count)))
+        if (part or _OVERHEAD) in found:
+            found[part or _OVERHEAD].append((float(bound), float(count)))
     return found
 
 

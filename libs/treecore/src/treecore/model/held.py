@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treecore.errors import ConfigError, EspalierError, InvalidRequest, OutOfBlocks, StateMissing, WireError
+from treecore.errors import ConfigError, EspalierError, OutOfBlocks, StateMissing, WireError, code_of
 from treecore.law import Paths
 from treecore.messages import (
     Announcement,
@@ -278,4 +278,4 @@ class HeldRequests:
 
 def refusal(item: DraftItem | VerifyItem, error: EspalierError) -> RefusedItem:
     """The item was not done because of `error`; the worker keeps what it held before, of which it promises nothing."""
-    return RefusedItem(item.request_id, item.step, 0, error.reason if isinstance(error, InvalidRequest) else error.code)
+    return RefusedItem(item.request_id, item.step, 0, code_of(error))

@@ -5,8 +5,7 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,10 @@ from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
-from request_manager.manager.speculator import Drafted, Speculator, Turn
+from request_manager.manager.speculator import Speculator, Turn
 from request_manager.manager.ssm_pool import SsmPool
-from request_manager.manager.step_record import Observer, StepRecord
+from request_manager.manager.step_record import Observer
+from request_manager.manager.step_report import CommittedStep, StepClock
 from request_manager.manager.trial import Trial
 from request_manager.manager.verifying import VerifierLink
 from treecore.accept import Accepted
@@ -30,6 +30,7 @@ from treecore.errors import (
     Unavailable,
     Unreachable,
     WireError,
+    code_of,
 )
 from treecore.expand import NO_DRAFT, Expansion
 from treecore.messages import BlockUsage, RefusedItem, RequestId, VerifiedItem, VerifyItem, VerifyReply, WorkerId
@@ -44,15 +45,6 @@ _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it ca
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
 Trials = dict[RequestId, Trial]
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Of one step, in ms; see StepRecord."""
-
-    draft_ms: float
-    verify_ms: float
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +110,7 @@ class Coordinator:
 
     async def _run_once(self) -> None:
         self._drop_cancelled()
+        self._show_load()
         worker = await self._verifier.worker()
         if worker is None:
             return
@@ -138,6 +131,7 @@ class Coordinator:
         try:
             reply = await self._ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
+            self._observer.on_retried("unreachable")
             return
         except (Unavailable, WireError):
             self._on_lost_step(plan)
@@ -145,36 +139,9 @@ class Coordinator:
         verified = perf_counter()
         self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
-        times = _Times((drafted - started) * 1e3, (verified - drafted) * 1e3, (perf_counter() - started) * 1e3)
-        self._lesson = partial(self._speculator.learn, found, worker, accepted, reply, times.total_ms)
-        self._observer.on_step(self._record(trials, found.drafted, accepted, reply, times))
-
-    def _record(
-        self,
-        trials: Trials,
-        drafted: Drafted,
-        accepted: Mapping[RequestId, Accepted],
-        reply: VerifyReply,
-        times: _Times,
-    ) -> StepRecord:
-        return StepRecord(
-            num_requests=len(trials),
-            num_drafted=sum(trial.num_drafted for trial in trials.values()),
-            accepted_per_depth=_per_depth(accepted.values()),
-            num_committed=sum(len(path.tokens) for path in accepted.values()),
-            total_ms=times.total_ms,
-            draft_ms=times.draft_ms,
-            draft_forward_ms=drafted.round.forward_ms,
-            verify_ms=times.verify_ms,
-            verify_forward_ms=reply.forward_ms,
-            sample_ms=drafted.round.sample_ms + reply.sample_ms,
-            num_trees=sum(trial.num_drafted > 0 for trial in trials.values()),
-            num_hidden=drafted.is_hidden * sum(trials[request_id].num_drafted > 0 for request_id in drafted.ahead),
-            proposed=self._by_ssm(trials, {key: range(1, len(trial.tree)) for key, trial in trials.items()}),
-            accepted=self._by_ssm(trials, {key: path.nodes for key, path in accepted.items()}),
-            num_asked=sum(trial.num_asked for trial in trials.values()),
-            num_found=sum(trials[item.request_id].num_found(item) for item in reply.items if item.request_id in trials),
-        )
+        clock = StepClock(started, drafted, verified, perf_counter())
+        self._lesson = partial(self._speculator.learn, found, worker, accepted, reply, clock.total_ms)
+        self._observer.on_step(CommittedStep(trials, found, reply, accepted, clock).record(self._ssms.name_of))
 
     async def _ask(self, worker: Worker, questions: Sequence[VerifyItem]) -> VerifyReply:
         """The verifier's answer. While it is at work, what the last step taught is learned."""
@@ -188,19 +155,10 @@ class Coordinator:
         finally:
             asking.cancel()
 
-    def _by_ssm(self, trials: Trials, nodes: Mapping[RequestId, Iterable[int]]) -> dict[str, int]:
-        """How many of the nodes each SSM proposed."""
-        ssms = Counter(
-            ssm_idx
-            for request_id, chosen in nodes.items()
-            for node in chosen
-            for ssm_idx in {proposal.ssm_idx for proposal in trials[request_id].tree.tries[node]}
-        )
-        return {self._ssms.name_of(ssm_idx): count for ssm_idx, count in ssms.items()}
-
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def _plan(self, worker: Worker) -> StepPlan:
+        self._observer.on_llm(worker.announcement.name)
         limits = self._limits(worker)
         self._fail_misfits(limits.blocks)
         suspects = [request for request in self._queue.running if request.num_fruitless >= _SUSPECT]
@@ -214,9 +172,18 @@ class Coordinator:
         for request_id in reversed(plan.preempted):
             self._preempt(self._queue[request_id])
         for _ in plan.admitted:
-            self._queue.admit()
-        self._observer.on_load(len(self._queue.running), self._queue.num_waiting)
+            self._admit()
+        self._show_load()
         return plan
+
+    def _show_load(self) -> None:
+        self._observer.on_load(len(self._queue.running), self._queue.num_waiting)
+
+    def _admit(self) -> None:
+        request = self._queue.admit()
+        if not request.was_admitted:
+            request.was_admitted = True
+            self._observer.on_admitted(perf_counter() - request.submitted_s)
 
     def _limits(self, worker: Worker) -> Limits:
         policy, blocks = self._policy, worker.announcement.blocks
@@ -314,6 +281,7 @@ class Coordinator:
     def _on_lost_step(self, plan: StepPlan) -> None:
         """The verifier did not live to answer. If that goes on, one request of the batch may be what kills it."""
         self._blocks = None
+        self._observer.on_retried("lost")
         for item in plan.items:
             self._drop(self._queue[item.request_id], "lost_step")
 
@@ -331,6 +299,7 @@ class Coordinator:
 
     def _fail(self, request: Request, error: EspalierError) -> None:
         log_event(logger, logging.WARNING, "request failed", request_id=request.request_id, error=error)
+        self._observer.on_failed(code_of(error))
         request.outbox.put_nowait(error)
         self._forget(request)
 
@@ -372,9 +341,3 @@ class Coordinator:
 
 def _nothing() -> None:
     """The lesson of no step."""
-
-
-def _per_depth(accepted: Collection[Accepted]) -> tuple[int, ...]:
-    """How many requests accepted a node at depth 1, 2, ..."""
-    deepest = max((len(path.nodes) for path in accepted), default=0)
-    return tuple(sum(len(path.nodes) > depth for path in accepted) for depth in range(deepest))

@@ -3,12 +3,13 @@
 Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker. Must not know requests or links.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from request_manager.manager.step_record import Model
 from treecore.calibration import Calibration
 from treecore.choice import Bounds, Choice, StepPrice, choose
 from treecore.costs import ForwardCosts, TypicalMs
@@ -42,6 +43,11 @@ class Chosen:
     forest: Forest
     choice: Choice
     price: StepPrice
+
+    @property
+    def num_expected(self) -> float:
+        """Of the nodes below the roots, how many should become tokens."""
+        return self.choice.num_tokens - self.forest.num_requests - self.price.num_other_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,13 @@ class Economy:
         self._wait.observe(other_ms)
         if ssm in self._draft:
             self._draft[ssm].observe(cost.num_rows, cost.ms)
+
+    def known_costs(self) -> Iterator[tuple[Model, str, ForwardCosts]]:
+        """What forwards of each model that was met are taken to cost."""
+        for name, costs in self._verify.items():
+            yield "verify", name, costs
+        for name, costs in self._draft.items():
+            yield "draft", name, costs
 
     def _pays_ahead(self) -> bool:
         if self._ahead_gain >= _WORTH_AHEAD:

@@ -1,78 +1,107 @@
-"""The manager's metrics. Sees StepRecords; decides nothing."""
+"""The manager's metrics. Sees StepRecords; decides nothing. docs/metrics.md has all of them."""
+
+from dataclasses import fields
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from request_manager.manager.step_record import StepRecord
+from request_manager.manager.spec_decode import SpecDecodeNames
+from request_manager.manager.step_record import Model, StepParts, StepRecord
+from treecore.costs import ForwardCosts
 from treecore.messages import BlockUsage, WorkerId
+from treecore.service.buckets import LATENCY_S, STEP_S
+from treecore.service.labels import OTHER, FewLabels
 
-_STEP_BUCKETS_MS = (
-    *(0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100),
-    *(150, 200, 300, 500, 1000, 2000, 5000),
-)
-_STEP_BUCKETS_S = tuple(bound / 1000 for bound in _STEP_BUCKETS_MS)
+_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_COST_ROWS = (1, 4, 16, 64)
 _MAX_DEPTH_LABEL = 16
-_PARTS = ("draft", "verify", "draft_forward", "verify_forward", "sample", "overhead")
+_MAX_NAMES, _MAX_REASONS = 16, 32
 
 
 class ManagerMetrics:
     """An Observer that counts into `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._tokens = Counter("espalier_tokens_committed", "Tokens committed", registry=registry)
-        self._steps = Counter("espalier_steps", "LLM steps", registry=registry)
-        self._drafted = Counter("espalier_draft_tokens", "Drafted nodes verified", registry=registry)
-        self._accepted = Counter(
-            "espalier_accepted_tokens", "Drafted nodes accepted, by depth", ["depth"], registry=registry
+        self._make = _Make(registry)
+        self._name, self._reason = FewLabels(_MAX_NAMES), FewLabels(_MAX_REASONS)
+        self._spec_decode = SpecDecodeNames(registry)
+        self._make_steps()
+        self._make_drafts()
+        self._make_requests()
+
+    def _make_steps(self) -> None:
+        make = self._make
+        self._steps = make.counter("steps", "LLM steps committed")
+        self._retried = make.counter(
+            "steps_retried", "Steps that could not be verified and are planned again", "reason"
         )
-        self._proposed = Counter(
-            "espalier_ssm_draft_tokens", "Verified nodes that an SSM proposed", ["ssm"], registry=registry
+        self._step = make.histogram("step_seconds", "A step, from its plan to its commit", STEP_S)
+        self._overhead = make.histogram("step_overhead_seconds", "Of it, beside forwards and choosing tokens", STEP_S)
+        parts = make.histogram("step_part_seconds", "Of it, by part; the parts do not overlap", STEP_S, "part")
+        self._parts = {part.name: parts.labels(part.name) for part in fields(StepParts)}
+        self._step_requests = make.histogram("step_requests", "Requests in a step", _COUNTS)
+        self._step_nodes = make.histogram("step_nodes", "Nodes below roots, verified in a step", _COUNTS)
+        self._step_tokens = make.histogram("step_tokens", "Tokens committed in a step", _COUNTS)
+        self._cost = make.gauge("forward_cost_seconds", "What a forward is taken to cost", "model", "name", "rows")
+        self._costs: dict[tuple[Model, str], ForwardCosts] = {}
+
+    def _make_drafts(self) -> None:
+        make = self._make
+        self._drafted = make.counter("draft_tokens", "Drafted nodes verified")
+        self._accepted = make.counter("accepted_tokens", "Drafted nodes accepted, by depth", "depth")
+        self._proposed = make.counter("ssm_draft_tokens", "Verified nodes that an SSM proposed", "ssm")
+        self._kept = make.counter("ssm_accepted_tokens", "Accepted nodes that an SSM proposed", "ssm")
+        self._expected = make.counter(
+            "expected_tokens", "Nodes that should be accepted, by the estimate that chose them"
         )
-        self._kept = Counter(
-            "espalier_ssm_accepted_tokens", "Accepted nodes that an SSM proposed", ["ssm"], registry=registry
-        )
-        self._trees = Counter("espalier_trees", "Trees verified", ["drafted"], registry=registry)
-        self._hidden_ratio = Gauge(
-            "espalier_draft_hidden_ratio",
-            "Share of the trees verified so far whose draft was there before their step began",
-            registry=registry,
+        self._met = make.counter("expected_accepted_tokens", "Nodes of those trees that were accepted")
+        self._trees = make.counter("trees", "Trees verified", "drafted")
+        self._hidden_ratio = make.gauge(
+            "draft_hidden_ratio", "Share of the trees verified so far whose draft was there before their step began"
         )
         self._num_trees, self._num_hidden = 0, 0
-        self._asked = Counter("espalier_prompt_tokens", "Tokens of prompts sent to the verifier", registry=registry)
-        self._found = Counter(
-            "espalier_cached_prompt_tokens", "Tokens of prompts that the verifier had cached", registry=registry
-        )
-        self._preempted = Counter(
-            "espalier_preemptions", "Requests that lost their blocks to others and waited again", registry=registry
-        )
-        seconds = Histogram(
-            "espalier_step_part_seconds",
-            "Time of a step by part",
-            ["part"],
-            buckets=_STEP_BUCKETS_S,
-            registry=registry,
-        )
-        self._parts = {part: seconds.labels(part) for part in _PARTS}
-        self._dropped = Counter(
-            "espalier_answers_dropped", "Answers that could not be used", ["reason"], registry=registry
-        )
-        self._blocks = Gauge("espalier_kv_blocks", "Verifier KV cache blocks", ["state"], registry=registry)
-        self._requests = Gauge("espalier_requests", "Requests in the manager", ["state"], registry=registry)
+
+    def _make_requests(self) -> None:
+        make = self._make
+        self._tokens = make.counter("tokens_committed", "Tokens committed")
+        self._asked = make.counter("prompt_tokens", "Tokens of prompts sent to the verifier")
+        self._found = make.counter("cached_prompt_tokens", "Tokens of prompts that the verifier had cached")
+        self._queued = make.histogram("queue_seconds", "From a request's arrival to its first step", LATENCY_S)
+        self._requests = make.gauge("requests", "Requests in the manager", "state")
+        self._preempted = make.counter("preemptions", "Requests that lost their blocks to others and waited again")
+        self._failed = make.counter("requests_failed", "Requests that the manager ended with an error", "code")
+        self._dropped = make.counter("answers_dropped", "Answers that could not be used", "reason")
+        self._blocks = make.gauge("kv_blocks", "Verifier KV cache blocks", "state")
 
     def on_step(self, record: StepRecord) -> None:
         """Count a committed step."""
         self._steps.inc()
+        self._count_times(record.parts)
+        self._step_requests.observe(record.num_requests)
+        self._step_nodes.observe(record.num_drafted)
+        self._step_tokens.observe(record.num_committed)
         self._tokens.inc(record.num_committed)
-        self._drafted.inc(record.num_drafted)
         self._asked.inc(record.num_asked)
         self._found.inc(record.num_found)
+        self._count_drafts(record)
+        self._count_trees(record.num_trees, record.num_hidden)
+        self._spec_decode.on_step(record)
+
+    def _count_times(self, parts: StepParts) -> None:
+        self._step.observe(parts.total / 1e3)
+        self._overhead.observe(parts.overhead / 1e3)
+        for part, histogram in self._parts.items():
+            histogram.observe(getattr(parts, part) / 1e3)
+
+    def _count_drafts(self, record: StepRecord) -> None:
+        self._drafted.inc(record.num_drafted)
+        self._expected.inc(record.num_expected)
+        self._met.inc(record.num_met)
         for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
             self._accepted.labels(str(depth)).inc(count)
         for counter, counts in ((self._proposed, record.proposed), (self._kept, record.accepted)):
             for ssm, count in counts.items():
-                counter.labels(ssm).inc(count)
-        self._count_trees(record.num_trees, record.num_hidden)
-        for part, histogram in self._parts.items():
-            histogram.observe(getattr(record, f"{part}_ms") / 1e3)
+                counter.labels(self._name(ssm)).inc(count)
 
     def _count_trees(self, num_trees: int, num_hidden: int) -> None:
         self._trees.labels("ahead").inc(num_hidden)
@@ -82,17 +111,38 @@ class ManagerMetrics:
         if self._num_trees:
             self._hidden_ratio.set(self._num_hidden / self._num_trees)
 
+    def on_admitted(self, queued_s: float) -> None:
+        """Count a request that waits no longer."""
+        self._queued.observe(queued_s)
+
+    def on_retried(self, reason: str) -> None:
+        """Count a step that comes again."""
+        self._retried.labels(self._reason(reason)).inc()
+
     def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:  # noqa: ARG002 - one verifier group so far
         """Show the verifier's cache."""
-        self._blocks.labels("free").set(usage.free)
-        self._blocks.labels("used").set(usage.used)
-        self._blocks.labels("cached").set(usage.cached)
-        self._blocks.labels("total").set(usage.total)
+        for state in ("free", "used", "cached", "total"):
+            self._blocks.labels(state).set(getattr(usage, state))
+        self._spec_decode.on_blocks(usage)
+
+    def on_llm(self, name: str) -> None:
+        """Name what is counted as vLLM counts it."""
+        self._spec_decode.on_llm(self._name(name))
 
     def on_load(self, num_running: int, num_waiting: int) -> None:
         """Show the queue."""
         self._requests.labels("running").set(num_running)
         self._requests.labels("waiting").set(num_waiting)
+        self._spec_decode.on_load(num_running, num_waiting)
+
+    def on_costs(self, model: Model, name: str, costs: ForwardCosts) -> None:
+        """Show what `costs` say whenever somebody looks."""
+        label = self._name(name)
+        if label == OTHER or self._costs.get((model, label)) is costs:
+            return
+        self._costs[model, label] = costs
+        for num_rows in _COST_ROWS:
+            self._cost.labels(model, label, str(num_rows)).set_function(partial(_cost_s, costs, num_rows))
 
     def on_preempted(self) -> None:
         """Count a preemption."""
@@ -100,4 +150,28 @@ class ManagerMetrics:
 
     def on_dropped(self, reason: str) -> None:
         """Count an unusable answer."""
-        self._dropped.labels(reason).inc()
+        self._dropped.labels(self._reason(reason)).inc()
+
+    def on_failed(self, code: str) -> None:
+        """Count a request that ended with an error."""
+        self._failed.labels(self._reason(code)).inc()
+
+
+def _cost_s(costs: ForwardCosts, num_rows: int) -> float:
+    return costs.ms(num_rows) / 1e3
+
+
+class _Make:
+    """Metrics of one registry, under our prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"espalier_{name}", meaning, labels, registry=self._registry)
+
+    def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"espalier_{name}", meaning, labels, registry=self._registry)
+
+    def histogram(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"espalier_{name}", meaning, labels, buckets=buckets, registry=self._registry)

@@ -47,10 +47,11 @@ class RequestQueue:
             raise Overloaded("too many requests are waiting", _RETRY_AFTER_S)
         self._waiting.append(request)
 
-    def admit(self) -> None:
+    def admit(self) -> Request:
         """The first that waits runs from now on."""
         request = self._waiting.popleft()
         self._running[request.request_id] = request
+        return request
 
     def preempt(self, request: Request) -> None:
         """Who runs waits again, in front."""

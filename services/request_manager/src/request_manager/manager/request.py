@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
@@ -21,7 +22,8 @@ class Request:
     num_fruitless: steps whose answer for this request could not be used, since it last got further than before;
     farthest: how many committed tokens a verifier had computed then.
     verifier_id, verified_len, verified_rows: which verifier holds how many committed tokens, and has blocks for how
-    many rows, as far as the manager knows. num_found: tokens of the prompt that the verifier had already.
+    many rows, as far as the manager knows. num_found: tokens of the prompt that the verifier had already. submitted_s:
+    on perf_counter. was_admitted: whether it has taken part in a step.
     """
 
     generation: Generation
@@ -36,6 +38,8 @@ class Request:
     verified_rows: int = 0
     num_found: int = 0
     is_cancelled: bool = False
+    submitted_s: float = field(default_factory=perf_counter)
+    was_admitted: bool = False
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:

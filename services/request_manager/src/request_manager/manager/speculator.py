@@ -136,6 +136,8 @@ class Speculator:
         times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
         ahead = step.drafted.ahead
+        for model, name, costs in self.economy.known_costs():
+            self.observer.on_costs(model, name, costs)
         if ahead:
             gained = sum(len(accepted[request_id].nodes) for request_id in ahead if request_id in accepted)
             self.economy.learn_ahead(len(ahead), gained)

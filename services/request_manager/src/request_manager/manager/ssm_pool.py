@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, Drafts, DraftWish, Grown
 from request_manager.manager.registry import Registry, Worker
-from request_manager.manager.step_record import Observer
+from request_manager.manager.step_record import ModelTimes, Observer
 from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.tree import TokenTree
@@ -20,15 +20,14 @@ from treecore.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of drafting brought. forward_ms, sample_ms: of the SSM that took longest.
+    """What one round of drafting brought. times: of the SSM that took longest.
 
     costs: (SSM, its forward, ms of the exchange beside forwards and sampling).
     """
 
     trees: dict[RequestId, list[TokenTree]]
     grown: dict[RequestId, list[Grown]]
-    forward_ms: float
-    sample_ms: float
+    times: ModelTimes
     costs: tuple[tuple[str, ForwardCost, float], ...]
 
     @classmethod
@@ -47,7 +46,8 @@ class Round:
             for drafter, answer in zip(drafters, answers, strict=True)
             if answer.cost is not None
         ]
-        return cls(trees, grown, slowest.forward_ms, slowest.sample_ms, tuple(costs))
+        times = ModelTimes(slowest.forward_ms, slowest.sample_ms, slowest.other_ms)
+        return cls(trees, grown, times, tuple(costs))
 
 
 class SsmPool:

@@ -14,8 +14,9 @@ from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.registry import Registry
 from request_manager.manager.ssm_pool import SsmPool
-from request_manager.manager.step_record import StepRecord
+from request_manager.manager.step_record import Model, StepRecord
 from request_manager.manager.verifying import VerifierLink
+from treecore.costs import ForwardCosts
 from treecore.errors import EspalierError
 from treecore.expand import Expansion
 from treecore.messages import BlockUsage, WorkerId, step_subject
@@ -56,7 +57,16 @@ class Recorder:
     dropped: Counter[str] = field(default_factory=Counter)
     blocks: dict[WorkerId, BlockUsage] = field(default_factory=dict)
     load: tuple[int, int] = (0, 0)
+    llm: str = ""
     num_preempted: int = 0
+    queued_s: list[float] = field(default_factory=list)
+    retried: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    costs: dict[tuple[Model, str], ForwardCosts] = field(default_factory=dict)
+
+    def on_admitted(self, queued_s: float) -> None:
+        """See Observer."""
+        self.queued_s.append(queued_s)
 
     def on_step(self, record: StepRecord) -> None:
         """See Observer."""
@@ -66,9 +76,25 @@ class Recorder:
         """See Observer."""
         self.blocks[worker_id] = usage
 
+    def on_llm(self, name: str) -> None:
+        """See Observer."""
+        self.llm = name
+
     def on_load(self, num_running: int, num_waiting: int) -> None:
         """See Observer."""
         self.load = (num_running, num_waiting)
+
+    def on_retried(self, reason: str) -> None:
+        """See Observer."""
+        self.retried[reason] += 1
+
+    def on_costs(self, model: Model, name: str, costs: ForwardCosts) -> None:
+        """See Observer."""
+        self.costs[model, name] = costs
+
+    def on_failed(self, code: str) -> None:
+        """See Observer."""
+        self.failed[code] += 1
 
     def on_preempted(self) -> None:
         """See Observer."""

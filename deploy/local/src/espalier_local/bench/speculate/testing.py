@@ -12,8 +12,15 @@ SETUP = Setup("llm", ("ssm", "b1", "b2"), "float32", 1, "1 core of wood", 64, 1,
 PAGE = """# HELP espalier_steps_total LLM steps
 espalier_steps_total 10.0
 espalier_draft_tokens_total 40.0
-espalier_step_part_seconds_sum{part="draft"} 0.05
-espalier_step_part_seconds_sum{part="verify"} 0.2
+espalier_step_part_seconds_sum{part="wait"} 0.01
+espalier_step_part_seconds_sum{part="draft_forward"} 0.02
+espalier_step_part_seconds_sum{part="draft_sample"} 0.005
+espalier_step_part_seconds_sum{part="draft_wire"} 0.005
+espalier_step_part_seconds_sum{part="merge"} 0.01
+espalier_step_part_seconds_sum{part="verify_forward"} 0.15
+espalier_step_part_seconds_sum{part="verify_sample"} 0.03
+espalier_step_part_seconds_sum{part="verify_wire"} 0.02
+espalier_step_part_seconds_sum{part="accept"} 0.03
 espalier_trees_total{drafted="ahead"} 6.0
 espalier_trees_total{drafted="in_step"} 2.0
 espalier_ssm_draft_tokens_total{ssm="b1"} 30.0

@@ -1,6 +1,6 @@
 """What the manager's steps did between two moments, from its /metrics. Must not know what was asked of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -9,15 +9,14 @@ from treecore.errors import Unavailable
 
 _STEPS = "espalier_steps_total"
 _NODES = "espalier_draft_tokens_total"
-_DRAFT_S = 'espalier_step_part_seconds_sum{part="draft"}'
-_VERIFY_S = 'espalier_step_part_seconds_sum{part="verify"}'
+_PART_S = 'espalier_step_part_seconds_sum{{part="{}"}}'
+_DRAFT = ("wait", "draft_forward", "draft_sample", "draft_wire", "merge")
+_VERIFY = ("verify_forward", "verify_sample", "verify_wire")
 _AHEAD = 'espalier_trees_total{drafted="ahead"}'
 _IN_STEP = 'espalier_trees_total{drafted="in_step"}'
 _PROPOSED = 'espalier_ssm_draft_tokens_total{{ssm="{}"}}'
 _ACCEPTED = 'espalier_ssm_accepted_tokens_total{{ssm="{}"}}'
-_KEPT = tuple(
-    name.partition("{")[0] for name in (_STEPS, _NODES, _DRAFT_S, _VERIFY_S, _AHEAD, _IN_STEP, _PROPOSED, _ACCEPTED)
-)
+_KEPT = tuple(name.partition("{")[0] for name in (_STEPS, _NODES, _PART_S, _AHEAD, _IN_STEP, _PROPOSED, _ACCEPTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class StepTotals:
     @property
     def draft_ms(self) -> float:
         """How long a step takes until its trees are there: waiting for SSMs, merging, choosing."""
-        return 1e3 * self._per_step(_DRAFT_S)
+        return 1e3 * (self._per_step(_PART_S.format("draft")) or self._per_step_in(_DRAFT))
 
     @property
     def verify_ms(self) -> float:
         """How long a step waits for the LLM."""
-        return 1e3 * self._per_step(_VERIFY_S)
+        return 1e3 * (self._per_step(_PART_S.format("verify")) or self._per_step_in(_VERIFY))
 
     @property
     def hidden_share(self) -> float | None:
@@ -63,6 +62,10 @@ class StepTotals:
         """Of the nodes that this SSM proposed, those that became tokens; None without any."""
         proposed = self._of(_PROPOSED.format(ssm_name))
         return self._of(_ACCEPTED.format(ssm_name)) / proposed if proposed else None
+
+    def _per_step_in(self, parts: Sequence[str]) -> float:
+        """Seconds. Journals of November 2026 have one part for all of these, which may hold more of them."""
+        return sum(self._per_step(_PART_S.format(part)) for part in parts)
 
     def _per_step(self, name: str) -> float:
         return self._of(name) / max(1.0, self._of(_STEPS))

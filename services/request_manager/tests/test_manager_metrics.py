@@ -1,0 +1,364 @@
+"""What the manager tells of its steps: by name, in full, in few series, and as the load tools of others expect it."""
+
+import asyncio
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from request_manager.contract import Generation
+from request_manager.manager.metrics import ManagerMetrics
+from request_manager.manager.speculator import Drafted
+from request_manager.manager.ssm_pool import Round
+from request_manager.manager.step_record import ModelTimes, StepParts, StepRecord
+from request_manager.manager.step_report import StepClock
+from request_manager.manager.testing import POLICY, running_stage
+from treecore.costs import ForwardCosts
+from treecore.messages import BlockUsage, ForwardCost, RequestId, VerifyReply, WorkerId, step_subject
+from treecore.noise import Seed
+from treecore.params import SamplingParams
+from treecore.service.buckets import ANSWER_S, LATENCY_S, STEP_S
+from treecore.service.labels import OTHER
+from treecore.service.operations import metrics_page
+from treecore.testing.bus import Call, Fate
+from treecore.testing.scripted import AgreeingModel, ScriptedModel
+from treecore.testing.workers import FakeSize, FakeSsm, FakeVerifier
+
+VOCAB_SIZE = 20
+LLM = ScriptedModel(VOCAB_SIZE, spread=24.0)
+NUM_TOKENS = 40
+DYNAMIC = replace(POLICY, dynamic=True, max_tree_nodes=32)
+BLOCKS = BlockUsage(3, 4, 2, 9, 16)
+PARTS = StepParts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+RECORD = StepRecord(
+    2, 10, (2, 1), 5, PARTS, num_asked=40, num_found=32, num_trees=2, num_hidden=1, num_expected=3.5, num_met=3,
+    proposed={"a": 10, "b": 4}, accepted={"a": 3},
+)  # fmt: skip
+
+
+def verifier(size: FakeSize | None = None) -> FakeVerifier:
+    """The LLM, whose forwards seem to take a while."""
+    return FakeVerifier(LLM, WorkerId("v"), "llm", size or FakeSize(forward_ms=20.0))
+
+
+def ssm(agreement: float = 1.0, name: str = "ssm", forward_ms: float = 2.0) -> FakeSsm:
+    """An SSM that agrees with the greedy LLM behind a share of all contexts."""
+    model = AgreeingModel(LLM, ScriptedModel(VOCAB_SIZE, sum(name.encode()), spread=24.0), agreement)
+    return FakeSsm(model, WorkerId(f"{name}-worker"), name, FakeSize(forward_ms=forward_ms))
+
+
+def generation(name: str = "r", max_tokens: int = NUM_TOKENS) -> Generation:
+    """A greedy request."""
+    prompt = np.array([1, 2, 3, len(name)], np.int32)
+    return Generation(RequestId(name), prompt, SamplingParams(0.0, 0, 1.0, Seed(5), prompt_len=4), max_tokens)
+
+
+def value(registry: CollectorRegistry, metric: str, **labels: str) -> float:
+    """Of a metric that there must be."""
+    found = registry.get_sample_value(metric, labels)
+    assert found is not None, (metric, labels)
+    return found
+
+
+# -- names and values -------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_heard_can_be_read() -> None:
+    """By its name."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    metrics.on_llm("llm")
+    metrics.on_step(RECORD)
+    metrics.on_blocks(WorkerId("v"), BLOCKS)
+    metrics.on_load(2, 1)
+    metrics.on_admitted(0.25)
+    metrics.on_retried("lost")
+    metrics.on_preempted()
+    metrics.on_dropped("state_missing")
+    metrics.on_failed("unavailable")
+    wanted = {
+        ("espalier_tokens_committed_total", ()): 5,
+        ("espalier_steps_total", ()): 1,
+        ("espalier_steps_retried_total", (("reason", "lost"),)): 1,
+        ("espalier_draft_tokens_total", ()): 10,
+        ("espalier_accepted_tokens_total", (("depth", "1"),)): 2,
+        ("espalier_accepted_tokens_total", (("depth", "2"),)): 1,
+        ("espalier_ssm_draft_tokens_total", (("ssm", "a"),)): 10,
+        ("espalier_ssm_accepted_tokens_total", (("ssm", "a"),)): 3,
+        ("espalier_expected_tokens_total", ()): 3.5,
+        ("espalier_expected_accepted_tokens_total", ()): 3,
+        ("espalier_trees_total", (("drafted", "ahead"),)): 1,
+        ("espalier_trees_total", (("drafted", "in_step"),)): 1,
+        ("espalier_draft_hidden_ratio", ()): 0.5,
+        ("espalier_answers_dropped_total", (("reason", "state_missing"),)): 1,
+        ("espalier_kv_blocks", (("state", "used"),)): 4,
+        ("espalier_kv_blocks", (("state", "cached"),)): 2,
+        ("espalier_prompt_tokens_total", ()): 40,
+        ("espalier_cached_prompt_tokens_total", ()): 32,
+        ("espalier_preemptions_total", ()): 1,
+        ("espalier_requests", (("state", "waiting"),)): 1,
+        ("espalier_requests_failed_total", (("code", "unavailable"),)): 1,
+        ("espalier_queue_seconds_sum", ()): 0.25,
+        ("espalier_step_seconds_sum", ()): 0.045,
+        ("espalier_step_overhead_seconds_sum", ()): 0.027,
+        ("espalier_step_requests_sum", ()): 2,
+        ("espalier_step_nodes_sum", ()): 10,
+        ("espalier_step_tokens_sum", ()): 5,
+        **{
+            ("espalier_step_part_seconds_sum", (("part", part.name),)): getattr(PARTS, part.name) / 1e3
+            for part in fields(StepParts)
+        },
+    }
+    found = {name: registry.get_sample_value(name[0], dict(name[1])) for name in wanted}
+    assert found == pytest.approx(wanted)
+
+
+def test_load_tools_find_what_they_know() -> None:
+    """Names, labels and meanings are those of vLLM: drafts are trees, positions count from 0, and there is no more."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    metrics.on_load(9, 9)
+    assert "model_name" not in metrics_page(registry).decode(), "of no model yet"
+    metrics.on_llm("llm")
+    for _ in range(2):
+        metrics.on_step(RECORD)
+    metrics.on_load(3, 4)
+    metrics.on_blocks(WorkerId("v"), BLOCKS)
+    page = metrics_page(registry).decode()
+    shown = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line[:5] == "vllm:"}
+    model = 'engine="0",model_name="llm"'
+    assert shown == {
+        f"vllm:spec_decode_num_drafts_total{{{model}}}": 4,
+        f"vllm:spec_decode_num_draft_tokens_total{{{model}}}": 20,
+        f"vllm:spec_decode_num_accepted_tokens_total{{{model}}}": 6,
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{model},position="0"}}': 4,
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{model},position="1"}}': 2,
+        f"vllm:num_requests_running{{{model}}}": 3,
+        f"vllm:num_requests_waiting{{{model}}}": 4,
+        f"vllm:kv_cache_usage_perc{{{model}}}": pytest.approx(4 / 9),
+    }
+
+
+def test_costs_are_those_of_now() -> None:
+    """The gauges follow what is learned; a model that is met again is another one's heir."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    costs = ForwardCosts((ForwardCost(1, 10.0), ForwardCost(64, 136.0)))
+
+    def shown(rows: str) -> float:
+        return value(registry, "espalier_forward_cost_seconds", model="verify", name="llm", rows=rows)
+
+    metrics.on_costs("verify", "llm", costs)
+    assert [shown(rows) for rows in ("1", "4", "16", "64")] == pytest.approx([0.010, 0.016, 0.040, 0.136])
+    for _ in range(200):
+        costs.observe(4, 32.0)
+    assert shown("4") == pytest.approx(0.032, rel=0.05)
+    metrics.on_costs("verify", "llm", ForwardCosts((ForwardCost(1, 7.0),)))
+    assert shown("1") == pytest.approx(0.007)
+
+
+def test_names_and_reasons_that_others_choose_stay_few() -> None:
+    """A flood of SSMs, LLMs, refusals and depths makes no flood of series; what was there first stays told apart."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    for number in range(1000):
+        name = f"name {number}"
+        metrics.on_llm(name)
+        metrics.on_load(1, 1)
+        metrics.on_step(replace(RECORD, accepted_per_depth=(1,) * 100, proposed={name: 2}, accepted={name: 1}))
+        metrics.on_costs("draft", name, ForwardCosts())
+        metrics.on_dropped(f"reason {number}")
+        metrics.on_failed(f"code {number}")
+    assert len(metrics_page(registry).splitlines()) < 1500
+    assert value(registry, "espalier_ssm_draft_tokens_total", ssm="name 0") == 2
+    assert value(registry, "espalier_ssm_draft_tokens_total", ssm=OTHER) > 1900
+    assert value(registry, "espalier_answers_dropped_total", reason="reason 0") == 1
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(LATENCY_S, 1.5), (ANSWER_S, 1.5), (STEP_S, 2)])
+def test_buckets_grow_and_tell_near_values_apart(buckets: tuple[float, ...], most: float) -> None:
+    """Each is at most so much larger than the one before, where values are to be expected."""
+    assert list(buckets) == sorted(set(buckets))
+    common = [bound for bound in buckets if 0.0005 <= bound <= 1]
+    assert all(later / bound <= most + 1e-9 for bound, later in pairwise(common))
+
+
+@pytest.mark.parametrize("name", ["espalier_queue_seconds", "espalier_step_seconds"])
+def test_a_millisecond_is_resolved(name: str) -> None:
+    """0.7, 1.2 and 1.7 ms lie in buckets of their own."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    for ms in (0.7, 1.2, 1.7):
+        metrics.on_admitted(ms / 1e3)
+        metrics.on_step(replace(RECORD, parts=StepParts(accept=ms)))
+    counts = sorted(
+        {
+            sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == f"{name}_bucket" and float(sample.labels["le"]) <= 0.002
+        }
+    )
+    assert counts == [0, 1, 2, 3]
+
+
+# -- where the time of a step goes ------------------------------------------------------------------------------------
+
+
+def drafted(times: ModelTimes, waited_ms: float) -> Drafted:
+    """A round of drafts that took so long."""
+    return Drafted({}, frozenset(), False, frozenset(), Round({}, {}, times, ()), waited_ms)
+
+
+def reply(forward_ms: float, sample_ms: float) -> VerifyReply:
+    """A verifier's, with its own word for how long it took."""
+    return VerifyReply(WorkerId("v"), (), (), forward_ms, sample_ms, BLOCKS)
+
+
+ms = st.floats(0, 1000)
+
+
+@given(st.tuples(ms, ms, ms), st.tuples(ms, ms, ms), ms, ms, ms)
+def test_parts_are_the_whole_step(
+    draft: tuple[float, float, float], verify: tuple[float, float, float], wait: float, merge: float, accept: float
+) -> None:
+    """Whatever each took, it is told as itself, and nothing is left over."""
+    waited_ms = wait + sum(draft)
+    marks = np.cumsum([100.0, (waited_ms + merge) / 1e3, sum(verify) / 1e3, accept / 1e3]).tolist()
+    clock = StepClock(*marks)
+    parts = clock.parts(drafted(ModelTimes(*draft), waited_ms), reply(verify[0], verify[1]))
+    assert parts.total == pytest.approx(clock.total_ms, abs=1e-6)
+    told = [getattr(parts, part.name) for part in fields(parts)]
+    assert told == pytest.approx([wait, *draft, merge, *verify, accept], abs=1e-6)
+    assert parts.overhead == pytest.approx(wait + draft[2] + merge + verify[2] + accept, abs=1e-6)
+
+
+@given(ms, ms)
+def test_a_worker_that_boasts_makes_no_part_negative(forward_ms: float, sample_ms: float) -> None:
+    """It says that it computed longer than it was waited for."""
+    boast = ModelTimes.within(1.0, forward_ms, sample_ms)
+    parts = StepClock(0.0, 0.001, 0.002, 0.003).parts(drafted(boast, 0.5), reply(forward_ms, sample_ms))
+    assert all(getattr(parts, part.name) >= 0 for part in fields(parts))
+
+
+async def test_a_step_that_waits_for_nothing_has_no_such_part() -> None:
+    """Through the whole manager: without SSMs there are no drafts to wait for, and the parts of each step add up."""
+    async with running_stage(verifier(FakeSize())) as stage:
+        await stage.outcome(generation())
+        steps = [step.parts for step in stage.recorder.steps]
+    assert all(step.draft_forward == step.draft_sample == step.draft_wire == 0 for step in steps)
+    assert all(step.verify_wire > 0 and step.accept > 0 for step in steps)
+
+
+async def test_an_ssm_that_does_not_answer_costs_a_wait() -> None:
+    """Until the deadline, which is no draft."""
+    policy = replace(POLICY, draft_deadline_s=0.05)
+
+    def rule(call: Call) -> Fate:
+        return Fate.DROP if call.subject.startswith("ssm.") else Fate.DELIVER
+
+    async with running_stage(verifier(FakeSize()), ssm(forward_ms=0.0), policy=policy) as stage:
+        stage.bus.rule = rule
+        await stage.outcome(generation(max_tokens=3))
+        waits = [step.parts.wait for step in stage.recorder.steps]
+    assert max(waits) > 40
+
+
+# -- through the coordinator ------------------------------------------------------------------------------------------
+
+
+async def test_queue_time_is_told_once_a_request() -> None:
+    """One at a time: the later ones wait for the earlier; who was preempted has already been in a step."""
+    small = FakeSize(num_blocks=10, block_len=4)
+    async with running_stage(verifier(small), policy=replace(POLICY, max_batch=2)) as stage:
+        await asyncio.gather(*[stage.outcome(generation(f"r{number}", 24)) for number in range(4)])
+        recorder = stage.recorder
+    assert recorder.num_preempted > 0
+    assert len(recorder.queued_s) == 4
+    assert 0 <= min(recorder.queued_s) < max(recorder.queued_s)
+
+
+async def test_estimates_meet_what_became_of_them() -> None:
+    """An SSM that is always right: what is expected of its trees is what they bring; there are no other trees."""
+    async with running_stage(verifier(), ssm(), policy=DYNAMIC) as stage:
+        for number in range(6):
+            await stage.outcome(generation(f"r{number}"))
+        steps = stage.recorder.steps
+    expected, met = sum(step.num_expected for step in steps), sum(step.num_met for step in steps)
+    assert met == sum(step.num_accepted for step in steps) > 0
+    assert 0.5 < expected / met < 1.5
+
+
+async def test_static_trees_are_no_estimates() -> None:
+    """Nobody chose their nodes by what they bring."""
+    async with running_stage(verifier(), ssm(), policy=POLICY) as stage:
+        await stage.outcome(generation())
+        steps = stage.recorder.steps
+    assert sum(step.num_accepted for step in steps) > 0
+    assert all(step.num_expected == step.num_met == 0 for step in steps)
+
+
+async def test_models_that_were_met_tell_their_costs() -> None:
+    """The LLM's forwards and the SSM's, under their names."""
+    async with running_stage(verifier(), ssm(), policy=DYNAMIC) as stage:
+        await stage.outcome(generation())
+        recorder = stage.recorder
+    assert recorder.llm == "llm"
+    assert set(recorder.costs) == {("verify", "llm"), ("draft", "ssm")}
+    assert recorder.costs["verify", "llm"].ms(4) == pytest.approx(20.0, rel=0.2)
+
+
+async def test_steps_that_come_again_are_counted() -> None:
+    """A question that reached nobody, and one that was never answered."""
+    subject = step_subject("verifier", WorkerId("v"))
+    fates = iter([Fate.REFUSE, Fate.LOSE_REPLY])
+
+    def rule(call: Call) -> Fate:
+        return next(fates, Fate.DELIVER) if call.subject == subject else Fate.DELIVER
+
+    async with running_stage(verifier(), rule=rule) as stage:
+        await stage.outcome(generation())
+        retried = dict(stage.recorder.retried)
+    assert sum(retried.values()) == 2
+    assert set(retried) <= {"unreachable", "lost"}
+
+
+async def test_requests_that_end_with_an_error_are_counted_by_its_code() -> None:
+    """One that fits into no cache."""
+    async with running_stage(verifier(FakeSize(num_blocks=2))) as stage:
+        outcome = await stage.outcome(generation())
+        failed = dict(stage.recorder.failed)
+    assert outcome.error is not None
+    assert failed == {"unavailable": 1}
+
+
+async def test_the_queue_is_shown_while_no_verifier_is_there() -> None:
+    """Growing, and seen to."""
+    async with running_stage() as stage:
+        asking = asyncio.create_task(stage.outcome(generation()))
+        await stage.until(lambda: stage.recorder.load == (0, 1))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_acceptance_by_ssm_and_hidden_drafts_are_metrics() -> None:
+    """What the dashboards read."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
+        await stage.outcome(generation())
+        for step in stage.recorder.steps:
+            metrics.on_step(step)
+    proposed, kept = (
+        registry.get_sample_value(f"espalier_ssm_{what}_tokens_total", {"ssm": "ssm"}) for what in ("draft", "accepted")
+    )
+    assert proposed is not None
+    assert kept is not None
+    assert proposed >= kept > NUM_TOKENS / 2
+    ratio = registry.get_sample_value("espalier_draft_hidden_ratio")
+    assert ratio is not None
+    assert 0.5 < ratio <= 1.0
