@@ -24,11 +24,12 @@ from request_manager.gateway.app import create_app
 from request_manager.gateway.settings import GatewaySettings
 from request_manager.gateway.text import TextCodec
 from request_manager.grammars import ModelGrammars
-from request_manager.manager.coordinator import Policy
+from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.registry import Registry
+from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.testing import Recorder
-from request_manager.service import build_coordinator
+from request_manager.manager.verifying import VerifierLink
 from ssm_worker.grow import Grower
 from treecore.codec import decode, encode
 from treecore.expand import Expansion
@@ -97,7 +98,7 @@ class System:
 @asynccontextmanager
 async def served(models: Models, system: System) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the whole system."""
-    bus, registry = FakeBus(system.rule()), Registry(asyncio.get_running_loop().time)
+    bus, registry = FakeBus(system.rule()), Registry(asyncio.get_running_loop().time, "manager")
     held = HeldRequests(models.llm, 512, 8, models.compiler.start)
     me = held.announcement(WorkerId("v"), "verifier", MODEL, leaving=False)
     await attach(bus, registry, me, Engine(me.worker_id, held, VOCAB_SIZE).step, VerifyRequest)
@@ -110,7 +111,8 @@ async def served(models: Models, system: System) -> AsyncIterator[httpx.AsyncCli
             me = held.announcement(WorkerId(name), "ssm", name, leaving=False)
             await attach(bus, registry, me, Grower(me.worker_id, held, VOCAB_SIZE, None).step, DraftRequest)
     policy = Policy(system.max_batch, 64, system.step_rows, MAX_TREE_NODES, system.tree, 5.0)
-    coordinator = build_coordinator(bus, registry, policy, Recorder(), "manager")
+    recorder = Recorder()
+    coordinator = Coordinator(registry, VerifierLink(bus, registry), SsmPool(bus, registry, recorder), policy, recorder)
     manager = LocalManager(coordinator, registry, MAX_TREE_NODES)
     grammars = ModelGrammars(manager, models.directory)
     app = create_app(manager, models.text, GatewaySettings(), CollectorRegistry(), grammars=grammars)

@@ -9,13 +9,13 @@ import signal
 import sys
 
 from treecore.messages import Announcement, BlockUsage, WorkerId
-from treecore.service.bus import NatsBus
+from treecore.service.bus import Broker, NatsBus
 from treecore.service.presence import Announcer
 
 
 async def announce(args: argparse.Namespace, stop: asyncio.Event) -> None:
     """Be a worker that has all the time in the world."""
-    bus = await NatsBus.connect(args.nats_url, args.name, "espalier", stop)
+    bus = await NatsBus.connect(Broker(args.nats_url, "espalier"), args.name, stop)
     blocks = BlockUsage(1, 0, 0, 1, 16)
 
     def describe(leaving: bool) -> Announcement:

@@ -9,7 +9,7 @@ import pytest
 
 from treecore.codec import MAX_PAYLOAD_BYTES
 from treecore.errors import Unavailable
-from treecore.service.bus import NatsBus
+from treecore.service.bus import Broker, NatsBus
 from treecore.testing.nats import NatsServer
 
 LONG_S = 60.0  # a deadline that no test may reach
@@ -19,7 +19,7 @@ SOON_S = 10.0
 @asynccontextmanager
 async def connected(server: NatsServer, prefix: str = "test") -> AsyncIterator[NatsBus]:
     """A client of `server`, closed afterwards."""
-    bus = await NatsBus.connect(server.url, "test", prefix, asyncio.Event())
+    bus = await NatsBus.connect(Broker(server.url, prefix), "test", asyncio.Event())
     try:
         yield bus
     finally:
@@ -175,7 +175,7 @@ async def test_after_a_restart_everything_is_as_before(nats_server: NatsServer, 
 async def test_clients_may_start_before_the_broker(nats_server: NatsServer) -> None:
     """They wait for it, however long."""
     nats_server.stop()
-    connecting = asyncio.create_task(NatsBus.connect(nats_server.url, "early", "test", asyncio.Event()))
+    connecting = asyncio.create_task(NatsBus.connect(Broker(nats_server.url, "test"), "early", asyncio.Event()))
     done, _ = await asyncio.wait({connecting}, timeout=0.3)
     assert not done
     nats_server.start()
@@ -190,7 +190,7 @@ async def test_a_stop_ends_waiting_for_the_broker(nats_server: NatsServer) -> No
     """SIGTERM while the broker is not there: the process must not hang."""
     nats_server.stop()
     stop = asyncio.Event()
-    connecting = asyncio.create_task(NatsBus.connect(nats_server.url, "early", "test", stop))
+    connecting = asyncio.create_task(NatsBus.connect(Broker(nats_server.url, "test"), "early", stop))
     await asyncio.wait({connecting}, timeout=0.3)
     stop.set()
     await fails_soon(connecting)
@@ -228,4 +228,4 @@ async def test_a_stop_that_meets_a_refused_attempt_ends_the_wait() -> None:
         stop.set()
         with pytest.raises(Unavailable):
             async with asyncio.timeout(20):
-                await NatsBus.connect(f"nats://127.0.0.1:{bound.getsockname()[1]}", "late", "test", stop)
+                await NatsBus.connect(Broker(f"nats://127.0.0.1:{bound.getsockname()[1]}", "test"), "late", stop)

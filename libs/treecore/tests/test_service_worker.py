@@ -25,7 +25,7 @@ from treecore.messages import (
 )
 from treecore.noise import Seed
 from treecore.params import SamplingParams
-from treecore.service.bus import NatsBus
+from treecore.service.bus import Broker, NatsBus
 from treecore.service.operations import Operations
 from treecore.service.presence import Announcer
 from treecore.service.settings import ServiceSettings
@@ -244,7 +244,7 @@ async def test_a_step_that_computes_does_not_hold_up_announcements(nats_server: 
         assert release.wait(SOON_S)
         return me.step(request)
 
-    bus = await NatsBus.connect(nats_server.url, "manager", "t", asyncio.Event())
+    bus = await NatsBus.connect(Broker(nats_server.url, "t"), "manager", asyncio.Event())
     audience = Audience()
     await bus.subscribe(ANNOUNCE, audience)
     settings = ServiceSettings(nats_url=nats_server.url, subject_prefix="t")
@@ -280,7 +280,7 @@ async def test_a_worker_survives_the_broker(nats_server: NatsServer) -> None:
         )
     )
     nats_server.start()
-    bus = await NatsBus.connect(nats_server.url, "manager", "t", stop)
+    bus = await NatsBus.connect(Broker(nats_server.url, "t"), "manager", stop)
     audience = Audience()
     await bus.subscribe(ANNOUNCE, audience)
     back = asyncio.Event()

@@ -354,7 +354,7 @@ async def test_a_verifier_that_stumbles_now_and_then_is_borne_with() -> None:
 async def test_requests_wait_for_the_first_verifier() -> None:
     """Admitted before any verifier is there (a restart): a pause, not an error."""
     async with running_stage() as stage:
-        request = stage.coordinator.submit(generation(0))
+        request = stage.coordinator.submit(generation(0), asyncio.Queue())
         await asyncio.sleep(0)
         await stage.add(verifier())
         await stage.until(lambda: request.finish_reason is not None)

@@ -35,7 +35,7 @@ async def some_turns() -> None:
 
 def request(max_tokens: int = 5) -> Request:
     """A request with four prompt tokens."""
-    return Request(Generation(RequestId("r"), np.array([9, 9, 9, 9], np.int32), GREEDY, max_tokens))
+    return Request(Generation(RequestId("r"), np.array([9, 9, 9, 9], np.int32), GREEDY, max_tokens), asyncio.Queue())
 
 
 # -- Request ----------------------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ async def test_releases_survive_a_lost_message() -> None:
 
 async def test_a_verifier_out_of_reach_is_lost_until_it_speaks_again() -> None:
     """No hot loop against a dead worker: it has to announce itself."""
-    bus, registry = FakeBus(), Registry(lambda: 0.0)
+    bus, registry = FakeBus(), Registry(lambda: 0.0, "me")
     verifier = FakeVerifier(LLM, WorkerId("v"), "llm")
     registry.hear(verifier.announcement())
-    link = VerifierLink(bus, registry, "me")
+    link = VerifierLink(bus, registry)
     worker = await link.worker()
     assert worker is not None
     with pytest.raises(Unreachable):
@@ -179,11 +179,11 @@ async def test_a_verifier_out_of_reach_is_lost_until_it_speaks_again() -> None:
 
 async def test_a_verifier_that_speaks_nonsense_is_lost_too() -> None:
     """Another protocol version, say: its answers cannot be read."""
-    bus, registry = FakeBus(), Registry(lambda: 0.0)
+    bus, registry = FakeBus(), Registry(lambda: 0.0, "me")
     verifier = FakeVerifier(LLM, WorkerId("v"), "llm")
     registry.hear(verifier.announcement())
     await bus.subscribe("verifier.v.step", lambda _body: asyncio.sleep(0, b"\x93\x01\x02\x03"))
-    link = VerifierLink(bus, registry, "me")
+    link = VerifierLink(bus, registry)
     with pytest.raises(Unavailable, match="version"):
         await link.ask(registry.live("verifier")[0], ())
     assert registry.live("verifier") == []

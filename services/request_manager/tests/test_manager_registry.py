@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from request_manager.contract import Generation
-from request_manager.manager.registry import Registry, watch
+from request_manager.manager.registry import Registry
 from request_manager.manager.testing import POLICY, Recorder, running_stage
+from request_manager.roster import Watch, watch
 from treecore.codec import MAX_PAYLOAD_BYTES, decode, encode
 from treecore.expand import Expansion
-from treecore.messages import ANNOUNCE, HELLO, BlockUsage, Hello, RequestId, WorkerId
+from treecore.messages import ANNOUNCE, HELLO, Announcement, BlockUsage, Hello, RequestId, WorkerId
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.service.presence import SILENCE_IS_LOSS_S
@@ -46,21 +47,25 @@ class Clock:
 
 def test_workers_come_and_go_by_their_announcements() -> None:
     """Known from the first announcement to the last, in the order of appearance, by kind."""
-    registry = Registry(Clock())
+    clock = Clock()
+    registry = Registry(clock, "me")
     for worker in (verifier("v1"), ssm("s1"), verifier("v2")):
         registry.hear(worker.announcement())
     assert [worker.worker_id for worker in registry.live("verifier")] == ["v1", "v2"]
     first = registry.live("verifier")[0]
     registry.hear(verifier("v1").announcement(leaving=True))
     registry.hear(verifier("nobody").announcement(leaving=True))
-    assert first.life.is_cut
     assert [worker.worker_id for worker in registry.live("verifier")] == ["v2"]
+    assert not first.life.is_cut, "it owes an answer to whoever asked before"
+    clock.now_s += SILENCE_IS_LOSS_S + 0.01
+    registry.expire()
+    assert first.life.is_cut
 
 
 def test_silence_is_loss_and_an_announcement_is_life() -> None:
     """Exactly behind the limit; whoever spoke in between stays; who comes back is new."""
     clock = Clock()
-    registry = Registry(clock)
+    registry = Registry(clock, "me")
     registry.hear(verifier("quiet").announcement())
     registry.hear(verifier("alive").announcement())
     quiet = registry.live("verifier")[0]
@@ -78,7 +83,7 @@ def test_silence_is_loss_and_an_announcement_is_life() -> None:
 
 def test_a_later_announcement_brings_later_facts() -> None:
     """Block usage moves; `changed` tells of comings and goings only."""
-    registry = Registry(Clock())
+    registry = Registry(Clock(), "me")
     registry.hear(verifier().announcement())
     registry.changed.clear()
     usage = BlockUsage(1, 2, 3, 6, 4)
@@ -92,13 +97,14 @@ async def watching(
     bus: FakeBus, recorder: Recorder | None = None
 ) -> AsyncIterator[tuple[Registry, asyncio.Queue[str]]]:
     """A watched registry, and the Hellos that it sends."""
-    registry, hellos = Registry(asyncio.get_running_loop().time), asyncio.Queue[str]()
+    registry, hellos = Registry(asyncio.get_running_loop().time, "me"), asyncio.Queue[str]()
 
     async def on_hello(body: bytes) -> None:
         hellos.put_nowait(decode(body, Hello).owner)
 
     await bus.subscribe(HELLO, on_hello)
-    task = asyncio.create_task(watch(registry, bus, "me", recorder or Recorder()))
+    who = Watch(ANNOUNCE, Announcement, "me", (recorder or Recorder()).on_dropped)
+    task = asyncio.create_task(watch(registry, bus, who))
     try:
         yield registry, hellos
     finally:
@@ -109,7 +115,7 @@ async def watching(
 
 async def test_watching_greets_and_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hello at the start and behind each reconnect; nonsense on the subject is survived, and counted."""
-    monkeypatch.setattr("request_manager.manager.registry.ANNOUNCE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("request_manager.roster.ANNOUNCE_INTERVAL_S", 0.0)
     bus, recorder = FakeBus(), Recorder()
     async with watching(bus, recorder) as (registry, hellos), asyncio.timeout(10):
         assert await hellos.get() == "me"

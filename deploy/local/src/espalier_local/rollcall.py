@@ -8,7 +8,7 @@ import asyncio
 from treecore.codec import decode
 from treecore.errors import WireError
 from treecore.messages import ANNOUNCE, Announcement, WorkerKind
-from treecore.service.bus import Bus, NatsBus
+from treecore.service.bus import Broker, Bus, NatsBus
 
 Who = tuple[WorkerKind, str]
 
@@ -24,7 +24,7 @@ class RollCall:
 
     async def listen(self, url: str) -> None:
         """Connect to the broker at `url`, however long it takes to appear, and hear from now on."""
-        self._bus = await NatsBus.connect(url, "launcher", SUBJECT_PREFIX, asyncio.Event())
+        self._bus = await NatsBus.connect(Broker(url, SUBJECT_PREFIX), "launcher", asyncio.Event())
         await self.attend(self._bus)
 
     async def attend(self, bus: Bus) -> None:

@@ -15,21 +15,23 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import msgpack
 import numpy as np
 
-from treecore import messages
+from treecore import messages, streams
 from treecore.errors import WireError
 
 VERSION = 1
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
-_TAGS: dict[type, int] = {kind: tag for tag, kind in enumerate(get_args(messages.Message), start=1)}
+Message = messages.Message | streams.Message
+
+_TAGS: dict[type, int] = {kind: tag for tag, kind in enumerate(get_args(Message), start=1)}
 _KINDS = {tag: kind for kind, tag in _TAGS.items()}
 _WIRE_DTYPES = {np.dtype(np.int32): np.dtype("<i4"), np.dtype(np.float32): np.dtype("<f4")}
 
-M = TypeVar("M", bound=messages.Message)
+M = TypeVar("M", bound=Message)
 Reader = Callable[[Any], Any]
 
 
-def encode(message: messages.Message) -> bytes:
+def encode(message: Message) -> bytes:
     """The message's bytes.
 
     Raises WireError above MAX_PAYLOAD_BYTES: near its own limit NATS closes a client for good.

@@ -54,7 +54,7 @@ class DraftItem:
 class DraftRequest:
     """Manager -> SSM worker.
 
-    `owner` names the manager's session with this worker: a new one makes the worker forget the old one's requests.
+    `owner` is `manager.session`: a manager's new session with this worker makes it forget the old one's requests.
     `ssm_idx` is the SSM's number there: several SSMs that draw children of one node must draw independently.
     """
 
@@ -102,11 +102,15 @@ class VerifyItem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """Manager -> verifier (rank 0)."""
+    """Manager -> verifier (rank 0). owner: as in DraftRequest; the group serves one manager at a time (its lease).
+
+    leaves: the manager gives the group up. Without items this only keeps the lease, or asks for it.
+    """
 
     owner: str
     released: tuple[RequestId, ...]
     items: tuple[VerifyItem, ...]
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,10 @@ class DraftReply:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReply:
-    """Verifier -> manager. forward_ms, sample_ms: time inside model forwards, and choosing tokens from logits."""
+    """Verifier -> manager. forward_ms, sample_ms: time inside model forwards, and choosing tokens from logits.
+
+    owner: the manager that has the group, "" if none. Nothing was done for anybody else.
+    """
 
     worker_id: WorkerId
     items: tuple[VerifiedItem, ...]
@@ -165,6 +172,7 @@ class VerifyReply:
     forward_ms: float
     sample_ms: float
     blocks: "BlockUsage"
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +212,7 @@ class Announcement:
 
     name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. batch_invariant: its logits have
     the same bits with any tree and batch. costs: of forwards alone, measured at start, fewest rows first; empty:
-    unknown. Raises ValueError for no model's.
+    unknown. owner: the manager that has this verifier group, "" if it is free. Raises ValueError for no model's.
     """
 
     worker_id: WorkerId
@@ -217,6 +225,7 @@ class Announcement:
     leaving: bool
     batch_invariant: bool = False
     costs: tuple[ForwardCost, ...] = ()
+    owner: str = ""
 
     def __post_init__(self) -> None:
         is_possible = (

@@ -40,7 +40,7 @@ class Engine:
     """Verifies steps of many requests; owns nothing but what HeldRequests holds."""
 
     def __init__(self, worker_id: WorkerId, held: HeldRequests, vocab_size: int) -> None:
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._held = held
         self._vocab_size = vocab_size
 
@@ -59,7 +59,7 @@ class Engine:
         verified += [self._prefilled(item) for item in chunks]
         refused += [outcome for outcome in outcomes if isinstance(outcome, RefusedItem)]
         times = self._held.forward_ms, self._held.sample_ms
-        return VerifyReply(self._worker_id, tuple(verified), tuple(refused), *times, self._held.usage())
+        return VerifyReply(self.worker_id, tuple(verified), tuple(refused), *times, self._held.usage())
 
     def _take(self, item: VerifyItem) -> _Taken | RefusedItem:
         try:

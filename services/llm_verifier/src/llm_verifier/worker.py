@@ -8,12 +8,14 @@ import os
 import secrets
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 
 from llm_verifier.engine import Engine
 from llm_verifier.group.member import Follower, hardware, lead
 from llm_verifier.group.seat import Seat, find_seat
+from llm_verifier.lease import Lease, Tenancy
 from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
@@ -97,13 +99,14 @@ async def _serve_steps(
     )
     worker_id = WorkerId(f"verifier-{secrets.token_hex(4)}")
     costs = await asyncio.to_thread(measure_costs, held, str(settings.model))
-    engine = Engine(worker_id, held, spec.vocab_size)
+    lease = Lease(time.monotonic)
+    tenancy = Tenancy(Engine(worker_id, held, spec.vocab_size), held, lease)
 
     def describe(leaving: bool) -> Announcement:
         announcement = held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
-        return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs)
+        return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs, owner=lease.holder)
 
-    await serve_worker(settings, describe, VerifyRequest, engine.step, stop, operations)
+    await serve_worker(settings, describe, VerifyRequest, tenancy.step, stop, operations)
 
 
 def main() -> int:

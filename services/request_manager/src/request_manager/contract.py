@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from treecore import streams
 from treecore.expand import Expansion
 from treecore.messages import RequestId, Tokens
 from treecore.params import SamplingParams
 
-FinishReason = Literal["stop", "length"]
+FinishReason = streams.FinishReason
 
 
 @dataclass(frozen=True, slots=True)

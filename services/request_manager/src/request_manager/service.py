@@ -1,107 +1,87 @@
-"""The process: gateway and manager in one event loop, wired together. The only place that knows all the parts."""
+"""The process: a gateway, a manager, or both in one event loop. The only place that knows all the parts."""
 
 import asyncio
-import os
 import secrets
-import socket
 import sys
-from contextlib import nullcontext
 
-import uvicorn
-from fastapi import FastAPI
-
-from request_manager.gateway.app import create_app
-from request_manager.gateway.settings import GatewaySettings
-from request_manager.gateway.text import TextCodec
-from request_manager.grammars import ModelGrammars
-from request_manager.manager.coordinator import Coordinator, Policy
-from request_manager.manager.local import LocalManager
-from request_manager.manager.metrics import ManagerMetrics
-from request_manager.manager.registry import Registry, watch
-from request_manager.manager.ssm_pool import SsmPool
-from request_manager.manager.step_record import Observer
-from request_manager.manager.verifying import VerifierLink
+from request_manager.gateway_role import Gateway
+from request_manager.manager_role import manager_parts
+from request_manager.relay.desk import Desk
+from request_manager.relay.remote import Patience, RemoteManager
+from request_manager.roster import Roster, Watch, watch
 from request_manager.settings import ManagerSettings
-from treecore.errors import ConfigError, InvalidRequest
-from treecore.expand import expansion
-from treecore.service.bus import Bus, NatsBus
+from treecore.service.bus import NatsBus
 from treecore.service.lifecycle import run_service
 from treecore.service.operations import Operations, open_operations
+from treecore.service.presence import Announcer
 from treecore.service.tasks import first_of
-
-
-def policy_of(settings: ManagerSettings) -> Policy:
-    """The coordinator's policy; raises ConfigError if the default tree exceeds its node budget."""
-    try:
-        widths = expansion(settings.widths(), settings.max_tree_nodes)
-    except InvalidRequest as error:
-        raise ConfigError(f"--tree: {error}") from error
-    return Policy(
-        max_batch=settings.max_batch,
-        max_waiting=settings.max_waiting,
-        step_rows=settings.step_rows,
-        max_tree_nodes=settings.max_tree_nodes,
-        expansion=widths,
-        draft_deadline_s=settings.draft_deadline_s,
-        dynamic=settings.is_dynamic,
-        draft_ahead=settings.draft_ahead,
-    )
-
-
-def build_coordinator(bus: Bus, registry: Registry, policy: Policy, observer: Observer, owner: str) -> Coordinator:
-    """A coordinator with its links to the workers."""
-    verifier, ssms = VerifierLink(bus, registry, owner), SsmPool(bus, registry, owner, observer)
-    return Coordinator(registry, verifier, ssms, policy, observer)
+from treecore.streams import ANNOUNCE_MANAGER, GatewayId, ManagerAnnouncement
 
 
 async def serve(settings: ManagerSettings, stop: asyncio.Event) -> None:
-    """Serve HTTP until `stop`, or until a part fails. Raises ConfigError for what start-up refuses."""
+    """Serve until `stop`, or until a part fails. Raises ConfigError for what start-up refuses."""
     async with open_operations(settings) as operations:
-        await _serve(settings, stop, operations)
+        match settings.role:
+            case "combined":
+                await _serve_both(settings, stop, operations)
+            case "gateway":
+                await _serve_gateway(settings, stop, operations)
+            case "manager":
+                await _serve_manager(settings, stop, operations)
 
 
-async def _serve(settings: ManagerSettings, stop: asyncio.Event, operations: Operations) -> None:
-    policy = policy_of(settings)
-    text = TextCodec.from_dir(settings.model)
-    listener = _listen(settings.host, settings.port)
-    owner = f"manager-{secrets.token_hex(4)}"
-    bus = NatsBus(settings.subject_prefix, operations.registry)
-    registry = Registry(asyncio.get_running_loop().time)
-    observer = ManagerMetrics(operations.registry)
-    coordinator = build_coordinator(bus, registry, policy, observer, owner)
-    manager = LocalManager(coordinator, registry, policy.max_tree_nodes, settings.max_pause_s)
-    grammars = ModelGrammars(manager, settings.model)
-    app = create_app(manager, text, GatewaySettings.from_env(os.environ), operations.registry, grammars=grammars)
-    operations.vitals.start(lambda: bus.is_connected and manager.is_ready() and not stop.is_set())
+async def _serve_both(settings: ManagerSettings, stop: asyncio.Event, operations: Operations) -> None:
+    bus = NatsBus(settings.broker, operations.registry)
+    parts = manager_parts(bus, settings, operations.registry)
+    gateway = Gateway(parts.local, settings, operations.registry)
+    operations.vitals.start(lambda: bus.is_connected and parts.local.is_ready() and not stop.is_set())
 
     async def manage() -> None:
-        await bus.open(settings.nats_url, owner, stop)
-        await first_of(coordinator.run(), watch(registry, bus, owner, observer))
+        await bus.open(parts.manager_id, stop)
+        await first_of(*parts.running(bus))
 
     try:
-        await first_of(_http(app, listener, stop), manage())  # /health answers before the broker is there
+        # /health answers before the broker is there
+        await first_of(gateway.serve(stop), manage())
+        await parts.verifier.leave()
     finally:
         await bus.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+async def _serve_gateway(settings: ManagerSettings, stop: asyncio.Event, operations: Operations) -> None:
+    bus = NatsBus(settings.broker, operations.registry)
+    gateway_id = GatewayId(f"gateway-{secrets.token_hex(4)}")
+    managers = Roster[ManagerAnnouncement](asyncio.get_running_loop().time)
+    remote = RemoteManager(bus, managers, gateway_id, Patience(settings.max_pause_s, settings.max_waiting))
+    gateway = Gateway(remote, settings, operations.registry)
+    operations.vitals.start(lambda: bus.is_connected and remote.is_ready() and not stop.is_set())
+
+    async def relay() -> None:
+        await bus.open(gateway_id, stop)
+        await first_of(remote.run(), watch(managers, bus, Watch(ANNOUNCE_MANAGER, ManagerAnnouncement, gateway_id)))
+
     try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        await first_of(gateway.serve(stop), relay())
+    finally:
+        await bus.close()
 
 
-async def _http(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> None:
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals set `stop`, and that is ours
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    server.should_exit = True
-    await serving
+async def _serve_manager(settings: ManagerSettings, stop: asyncio.Event, operations: Operations) -> None:
+    """Until `stop`; then gateways take their requests elsewhere, and another manager may have the verifier."""
+    bus = NatsBus(settings.broker, operations.registry)
+    parts = manager_parts(bus, settings, operations.registry)
+    desk = Desk(bus, parts.coordinator, parts.manager_id, asyncio.get_running_loop().time)
+    announcer = Announcer(bus, parts.describe, ANNOUNCE_MANAGER)
+    await bus.open(parts.manager_id, stop)
+    # one that waits for another manager to leave the verifier is ready: a rolling update waits for it
+    operations.vitals.start(lambda: bus.is_connected and bool(parts.registry.live("verifier")) and not stop.is_set())
+    try:
+        await first_of(stop.wait(), *parts.running(bus), desk.run(), announcer.run())
+        await parts.verifier.leave()
+    finally:
+        await bus.close()
 
 
 def main() -> int:
-    """Run the gateway and the manager; returns the exit status."""
+    """Run the role that the settings name; returns the exit status."""
     return run_service("request_manager", ManagerSettings, serve, sys.argv[1:])

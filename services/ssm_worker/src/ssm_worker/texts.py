@@ -3,12 +3,14 @@
 Knows items and books; must not know what is drafted. Losing all of it costs time only.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ssm_worker.automaton import SuffixAutomaton
 from treecore.errors import ConfigError, OutOfBlocks, StateMissing, WireError
 from treecore.messages import BlockUsage, DraftItem, RequestId
+from treecore.owners import Owners
 from treecore.params import SamplingParams
 
 
@@ -32,12 +34,12 @@ class Text:
 
 
 class HeldTexts:
-    """Owns the texts of one owner's requests, in blocks of `block_len` tokens. Raises ConfigError for no block.
+    """Owns the texts of all managers' requests, in blocks of `block_len` tokens. Raises ConfigError for no block.
 
     Where blocks run out, requests that are not in the current message are forgotten, the longest unheard of first.
     """
 
-    def __init__(self, num_blocks: int, block_len: int) -> None:
+    def __init__(self, num_blocks: int, block_len: int, clock: Callable[[], float] = time.monotonic) -> None:
         if num_blocks < 1:
             raise ConfigError(f"--kv-tokens is below --block-len {block_len}: no request could be held")
         self._num_blocks = num_blocks
@@ -45,14 +47,12 @@ class HeldTexts:
         self._texts: dict[RequestId, Text] = {}  # the longest unheard of first
         self._num_used = 0
         self._taken: set[RequestId] = set()
-        self._owner = ""
+        self._owners = Owners(clock)
 
     def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
-        """Forget what is released; a new owner's requests start from nothing."""
-        gone = list(self._texts) if owner != self._owner else list(released)
-        self._owner = owner
+        """Forget what is released, and what nobody will ask for again (see Owners)."""
         self._taken.clear()
-        for request_id in gone:
+        for request_id in (*self._owners.begin_step(owner), *released):
             self._forget(request_id)
 
     def take(self, item: DraftItem) -> Text:
@@ -73,6 +73,7 @@ class HeldTexts:
         text.put(item.start, item.tokens.tolist())
         self._texts[item.request_id] = text
         self._taken.add(item.request_id)
+        self._owners.take(item.request_id)
         return text
 
     def usage(self) -> BlockUsage:
@@ -95,6 +96,7 @@ class HeldTexts:
 
     def _forget(self, request_id: RequestId) -> None:
         text = self._texts.pop(request_id, None)
+        self._owners.forget(request_id)
         if text is not None:
             self._num_used -= self._blocks(len(text.tokens))
 

@@ -30,6 +30,7 @@ from treecore.model.choosing import ChooseTokens, Chosen, Rows, joined, read_ans
 from treecore.model.kv_pool import Slots
 from treecore.model.sequence import SequenceCache
 from treecore.model.spec import ModelSpec
+from treecore.owners import Owners
 from treecore.params import Grammar, SamplingParams
 
 MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
@@ -92,7 +93,7 @@ class HeldRequests:
         self._params: dict[RequestId, SamplingParams] = {}
         self._grammars: dict[RequestId, GrammarState] = {}
         self._taken: set[RequestId] = set()
-        self._owner = ""
+        self._owners = Owners(time.monotonic)
         self.forward_ms = 0.0
         self.sample_ms = 0.0
 
@@ -107,19 +108,23 @@ class HeldRequests:
         return self._spec.context_len
 
     def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
-        """Forget what is released; a new owner's requests start from nothing."""
+        """Forget what is released, and what nobody will ask for again (see Owners)."""
         self.forward_ms = self.sample_ms = 0.0
-        gone = list(self._params) if owner != self._owner else list(released)
-        self._owner = owner
         self._taken.clear()
-        for request_id in gone:
+        for request_id in (*self._owners.begin_step(owner), *released):
             self.forget(request_id)
 
     def forget(self, request_id: RequestId) -> None:
         """The request holds nothing here any more; what it computed may still be found by its text."""
         self._cache.release(request_id)
+        self._owners.forget(request_id)
         self._params.pop(request_id, None)
         self._grammars.pop(request_id, None)
+
+    def forget_all(self) -> None:
+        """No request holds anything here any more."""
+        for request_id in list(self._params):
+            self.forget(request_id)
 
     def take(self, item: DraftItem | VerifyItem, *, keeps_tree: bool = False) -> RefusedItem | None:
         """Take the item's committed tokens in; says why not. keeps_tree: see SequenceCache.advance, and `kept_nodes`.
@@ -150,6 +155,7 @@ class HeldRequests:
         grammar = self._grammar(item)
         self._cache.advance(item.request_id, item.start, item.tokens, keeps_tree=keeps_tree)
         self._taken.add(item.request_id)
+        self._owners.take(item.request_id)
         if item.params is not None:
             self._params[item.request_id] = item.params
             self._grammars.pop(item.request_id, None)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import nats
@@ -47,11 +48,21 @@ class Bus(Protocol):
         """Call `callback` whenever the link is back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where the broker is and how to come in. subject_prefix: the first token of every subject."""
+
+    url: str
+    subject_prefix: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+
 class NatsBus:
     """A Bus over one NATS connection that never gives up reconnecting. `registry` gets the metrics of it, if given."""
 
-    def __init__(self, subject_prefix: str, registry: CollectorRegistry | None = None) -> None:
-        self._prefix = subject_prefix
+    def __init__(self, broker: Broker, registry: CollectorRegistry | None = None) -> None:
+        self._broker = broker
         self._metrics = BusMetrics(registry or CollectorRegistry())
         self._client = Client()
         self._link = Lifeline("the link to the broker broke")
@@ -61,16 +72,16 @@ class NatsBus:
 
     @classmethod
     async def connect(
-        cls, url: str, name: str, subject_prefix: str, stop: asyncio.Event, registry: CollectorRegistry | None = None
+        cls, broker: Broker, name: str, stop: asyncio.Event, registry: CollectorRegistry | None = None
     ) -> "NatsBus":
         """A connected bus, however late the broker appears; raises Unavailable only if `stop` is set meanwhile."""
-        bus = cls(subject_prefix, registry)
-        await bus.open(url, name, stop)
+        bus = cls(broker, registry)
+        await bus.open(name, stop)
         return bus
 
-    async def open(self, url: str, name: str, stop: asyncio.Event) -> None:
+    async def open(self, name: str, stop: asyncio.Event) -> None:
         """Connect; see `connect`. Until then every request and publish raises Unavailable."""
-        await first_of(self._connecting(url, name), stop.wait())
+        await first_of(self._connecting(name), stop.wait())
         if not self._client.is_connected:
             raise Unavailable("stopped before the broker was there")
         self._was_connected = True
@@ -81,9 +92,9 @@ class NatsBus:
         """Whether there is a link to the broker."""
         return self._client.is_connected
 
-    async def _connecting(self, url: str, name: str) -> None:
+    async def _connecting(self, name: str) -> None:
         """`_connect`, and cancelled as often as it takes: nats-py loses a cancellation that meets a refused attempt."""
-        connecting = asyncio.ensure_future(self._connect(url, name))
+        connecting = asyncio.ensure_future(self._connect(name))
         try:
             await asyncio.shield(connecting)
         finally:
@@ -91,11 +102,13 @@ class NatsBus:
                 connecting.cancel()
                 await asyncio.wait({connecting}, timeout=_RETRY_S)
 
-    async def _connect(self, url: str, name: str) -> None:
+    async def _connect(self, name: str) -> None:
         """Never gives up: nats-py tries again every _RETRY_S, at the start as after a loss."""
         await self._client.connect(
-            url,
+            self._broker.url,
             name=name,
+            user=self._broker.user,
+            password=self._broker.password,
             ping_interval=_PING_S,
             max_outstanding_pings=_MAX_PINGS,
             max_reconnect_attempts=-1,
@@ -158,7 +171,7 @@ class NatsBus:
         await self._client.close()
 
     def _full(self, subject: str) -> str:
-        return f"{self._prefix}.{subject}"
+        return f"{self._broker.subject_prefix}.{subject}"
 
     def _check_connected(self) -> None:
         if not self._client.is_connected:

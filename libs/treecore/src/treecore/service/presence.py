@@ -12,6 +12,7 @@ from treecore.service.bus import Bus, NatsBus
 from treecore.service.settings import ServiceSettings
 from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
+from treecore.streams import ManagerAnnouncement
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +21,17 @@ SILENCE_IS_LOSS_S = 5.0  # a starved machine may hold announcements back; the br
 
 
 class Announcer:
-    """Announces one worker until cancelled. `describe(leaving)` gives the current announcement."""
+    """Announces one worker, or one manager, until cancelled.
 
-    def __init__(self, bus: Bus, describe: Callable[[bool], Announcement]) -> None:
+    `describe(leaving)` gives the current announcement, or None while there is nothing to tell.
+    """
+
+    def __init__(
+        self, bus: Bus, describe: Callable[[bool], Announcement | ManagerAnnouncement | None], subject: str = ANNOUNCE
+    ) -> None:
         self._bus = bus
         self._describe = describe
+        self._subject = subject
         self._now = asyncio.Event()
 
     async def run(self) -> None:
@@ -48,8 +55,11 @@ class Announcer:
         self._now.clear()
 
     async def _announce(self, *, leaving: bool) -> None:
+        announcement = self._describe(leaving)
+        if announcement is None:
+            return
         try:
-            await self._bus.publish(ANNOUNCE, encode(self._describe(leaving)))
+            await self._bus.publish(self._subject, encode(announcement))
         except Unavailable as error:
             log_event(logger, logging.DEBUG, "not announced", error=error)
 
@@ -60,7 +70,7 @@ async def announce_from_thread(settings: ServiceSettings, describe: Callable[[bo
 
     async def announce() -> None:
         name = f"{describe(False).worker_id}-presence"
-        bus = await NatsBus.connect(settings.nats_url, name, settings.subject_prefix, stop)
+        bus = await NatsBus.connect(settings.broker, name, stop)
         try:
             await first_of(Announcer(bus, describe).run(), stop.wait())
         finally:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from treecore.errors import ConfigError
+from treecore.service.bus import Broker
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -20,12 +22,20 @@ class ServiceSettings(BaseSettings):
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="where the broker listens")
     subject_prefix: str = Field("espalier", pattern=r"^[A-Za-z0-9_-]+$", description="first token of every subject")
+    nats_user: str | None = Field(None, description="user at the broker, where it asks for one")
+    nats_password: SecretStr | None = Field(None, description="best given as ESPALIER_NATS_PASSWORD")
     log_level: LogLevel = "info"
     operations_host: str = Field("127.0.0.1", description="where the operations port listens")
     operations_port: int | None = Field(
         None, ge=0, le=65535, description="port of probes and /metrics; 0: any free one"
     )
     live_timeout_s: float = Field(30, gt=0, description="an event loop that stands still for so long is not alive")
+
+    @property
+    def broker(self) -> Broker:
+        """What these settings say of the broker."""
+        password = None if self.nats_password is None else self.nats_password.get_secret_value()
+        return Broker(self.nats_url, self.subject_prefix, self.nats_user, password)
 
     @field_validator("nats_url")
     @classmethod
@@ -45,8 +55,12 @@ def read_settings(kind: type[S], argv: Sequence[str]) -> S:
     try:
         return CliApp.run(kind, cli_args=list(argv), cli_exit_on_error=False)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise ConfigError(f"{name}: {first['msg']}") from error
+        raise ConfigError(_told(error.errors()[0])) from error
     except SettingsError as error:
         raise ConfigError(str(error)) from error
+
+
+def _told(fault: ErrorDetails) -> str:
+    """The flag, and what is wrong with it; a fault of several flags names them itself."""
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {message}" if fault["loc"] else message

@@ -47,7 +47,7 @@ async def serve_worker(
         metrics.on_step(request, reply)
         return reply
 
-    bus = await NatsBus.connect(settings.nats_url, me.worker_id, settings.subject_prefix, stop, operations.registry)
+    bus = await NatsBus.connect(settings.broker, me.worker_id, stop, operations.registry)
     try:
         crashed = await take_steps(bus, me, kind, watched)
         operations.vitals.start(lambda: bus.is_connected and not stop.is_set())

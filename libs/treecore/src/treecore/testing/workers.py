@@ -166,7 +166,8 @@ class FakeVerifier(_FakeWorker):
         answers = [self._verify(item) for item in request.items]
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage())
+        manager = request.owner.rpartition(".")[0]
+        return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage(), manager)
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
         if np.any(item.tree_tokens >= self.model.vocab_size):

@@ -14,14 +14,14 @@ from time import perf_counter
 from request_manager.contract import Generation
 from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
-from request_manager.manager.request import Request
+from request_manager.manager.request import Outbox, Request
 from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
 from request_manager.manager.speculator import Speculator, Turn
 from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Observer
 from request_manager.manager.step_report import CommittedStep, StepClock
 from request_manager.manager.trial import Trial
-from request_manager.manager.verifying import VerifierLink
+from request_manager.manager.verifying import KEEP_LEASE_S, VerifierLink
 from treecore.accept import Accepted
 from treecore.errors import (
     EspalierError,
@@ -84,12 +84,20 @@ class Coordinator:
         self._lesson: Callable[[], None] = _nothing
         self._wake = asyncio.Event()
 
-    def submit(self, generation: Generation) -> Request:
-        """Admit a request to the queue; raises Overloaded, with nothing admitted, if that is full."""
-        request = Request(generation)
+    def submit(self, generation: Generation, outbox: Outbox, output: Sequence[int] = ()) -> Request:
+        """Admit a request to the queue; raises Overloaded, with nothing admitted, if that is full.
+
+        output: its first tokens, if another manager has committed some; the next come behind them.
+        """
+        request = Request(generation, outbox, output)
         self._queue.submit(request)
         self._wake.set()
         return request
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that take part in steps, and those that wait."""
+        return len(self._queue.running), self._queue.num_waiting
 
     def cancel(self, request: Request) -> None:
         """The client is gone: the request takes part in no further step and its cache is freed."""
@@ -231,15 +239,13 @@ class Coordinator:
         return DynamicTree(max(1, min(policy.max_tree_nodes - 1, most)), policy.max_tree_nodes - 1)
 
     async def _idle(self, worker: Worker) -> None:
-        """No step is due: have finished requests freed, then sleep until there is work."""
-        self._ssms.flush()
-        if self._verifier.owes_release:
-            with suppress(Unavailable):
-                self._learn_blocks(await self._verifier.ask(worker, ()))
-            return
+        """No step is due: have finished requests freed and keep the verifier, then sleep until there is work."""
         self._wake.clear()
+        self._ssms.flush()
+        with suppress(Unavailable):
+            self._learn_blocks(await self._verifier.ask(worker, ()))
         with suppress(TimeoutError):
-            async with asyncio.timeout(_RELEASE_RETRY_S if self._ssms.owes_release else None):
+            async with asyncio.timeout(_RELEASE_RETRY_S if self._ssms.owes_release else KEEP_LEASE_S):
                 await self._wake.wait()
 
     # -- verify, accept, commit ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from request_manager.contract import Generation, ModelCard, TokenDelta
 from request_manager.manager.coordinator import Coordinator
 from request_manager.manager.registry import Registry
-from request_manager.manager.request import Outcome, Request
+from request_manager.manager.request import Outcome
 from treecore.errors import Unavailable
 from treecore.messages import Announcement
 
@@ -25,9 +25,9 @@ class LocalManager:
 
     def card(self) -> ModelCard:
         """See contract.Manager. A verifier that restarts does not take the card away."""
-        live = self._registry.live("verifier")
-        if live:
-            self._card = self._card_of(live[0].announcement)
+        usable = self._registry.verifiers()
+        if usable:
+            self._card = self._card_of(usable[0].announcement)
         if self._card is None:
             raise Unavailable("no verifier has announced itself yet")
         return self._card
@@ -45,14 +45,15 @@ class LocalManager:
 
     def is_ready(self) -> bool:
         """See contract.Manager."""
-        return bool(self._registry.live("verifier"))
+        return bool(self._registry.verifiers())
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenDelta]:
         """See contract.Manager."""
-        request = self._coordinator.submit(generation)
+        outbox = asyncio.Queue[Outcome]()
+        request = self._coordinator.submit(generation, outbox)
         try:
-            while request.finish_reason is None or not request.outbox.empty():
-                outcome = await self._next(request)
+            while request.finish_reason is None or not outbox.empty():
+                outcome = await self._next(outbox)
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
@@ -60,9 +61,9 @@ class LocalManager:
             if request.finish_reason is None:
                 self._coordinator.cancel(request)
 
-    async def _next(self, request: Request) -> Outcome:
+    async def _next(self, outbox: asyncio.Queue[Outcome]) -> Outcome:
         try:
             async with asyncio.timeout(self._max_pause_s):
-                return await request.outbox.get()
+                return await outbox.get()
         except TimeoutError:
             return Unavailable(f"no token for {self._max_pause_s:g} s")

@@ -1,9 +1,9 @@
 """One request's committed tokens and where it stands. Written by the coordinator only."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
@@ -14,11 +14,19 @@ from treecore.messages import RequestId, Tokens, WorkerId
 Outcome = TokenDelta | EspalierError
 
 
+class Outbox(Protocol):
+    """Where a request's outcomes go; an asyncio.Queue is one."""
+
+    def put_nowait(self, outcome: Outcome, /) -> None:
+        """The next outcome; an error, or a delta with a finish reason, is the last."""
+
+
 @dataclass(slots=True)
 class Request:
     """A request from admission to its last token.
 
-    committed: prompt and output. step: the step in progress, counted per request, repeated when a step is retried.
+    output: what another manager had committed before. committed: prompt and output. step: the step in progress, counted
+    per request, repeated when a step is retried.
     num_fruitless: steps whose answer for this request could not be used, since it last got further than before;
     farthest: how many committed tokens a verifier had computed then.
     verifier_id, verified_len, verified_rows: which verifier holds how many committed tokens, and has blocks for how
@@ -27,7 +35,8 @@ class Request:
     """
 
     generation: Generation
-    outbox: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+    outbox: Outbox
+    output: InitVar[Sequence[int]] = ()
     committed: list[int] = field(default_factory=list)
     step: int = 0
     num_token_steps: int = 0
@@ -42,8 +51,8 @@ class Request:
     was_admitted: bool = False
     finish_reason: FinishReason | None = None
 
-    def __post_init__(self) -> None:
-        self.committed = self.generation.prompt.tolist()
+    def __post_init__(self, output: Sequence[int]) -> None:
+        self.committed = [*self.generation.prompt.tolist(), *output]
 
     @property
     def request_id(self) -> RequestId:

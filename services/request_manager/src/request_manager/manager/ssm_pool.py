@@ -53,10 +53,9 @@ class Round:
 class SsmPool:
     """Owns the drafters and the placement of requests on them."""
 
-    def __init__(self, bus: Bus, registry: Registry, owner: str, observer: Observer) -> None:
+    def __init__(self, bus: Bus, registry: Registry, observer: Observer) -> None:
         self._bus = bus
         self._registry = registry
-        self._owner = owner
         self._observer = observer
         self._drafters: dict[WorkerId, Drafter] = {}
         self._num_drafters = 0
@@ -129,7 +128,7 @@ class SsmPool:
         The LLM is the first verifier's; others, which may have another model, take over when it is gone.
         """
         found: dict[str, list[Worker]] = defaultdict(list)
-        vocab_sizes = {worker.announcement.vocab_size for worker in self._registry.live("verifier")[:1]}
+        vocab_sizes = {worker.announcement.vocab_size for worker in self._registry.verifiers()[:1]}
         for worker in self._registry.live("ssm"):
             if worker.announcement.vocab_size in vocab_sizes:
                 found[worker.announcement.name].append(worker)
@@ -153,7 +152,9 @@ class SsmPool:
         for worker_id in live.keys() - self._drafters.keys():
             ssm_idx = ssm_index(live[worker_id].announcement.name)
             self._num_drafters += 1
-            owner = f"{self._owner}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
+            owner = (
+                f"{self._registry.me}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
+            )
             self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx, self._observer))
 
 

@@ -108,8 +108,8 @@ class Recorder:
 class _RevivingRegistry(Registry):
     """A Registry in which a worker that is wrongly held for lost announces itself again at once."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Callable[[], float], me: str) -> None:
+        super().__init__(clock, me)
         self.alive: dict[WorkerId, FakeAny] = {}
 
     def lose(self, worker_id: WorkerId) -> None:
@@ -122,16 +122,16 @@ class _RevivingRegistry(Registry):
 
 
 class Stage:
-    """A manager with its bus and workers. Made by `running_stage`."""
+    """A manager on a bus, with its workers. Its coordinator runs in `running_stage`."""
 
-    def __init__(self, policy: Policy, rule: Rule) -> None:
-        self.bus = FakeBus(rule)
+    def __init__(self, policy: Policy, bus: FakeBus) -> None:
+        self.bus = bus
         self.recorder = Recorder()
-        self.registry = _RevivingRegistry(asyncio.get_running_loop().time)
+        self.registry = _RevivingRegistry(asyncio.get_running_loop().time, OWNER)
         self.coordinator = Coordinator(
             self.registry,
-            VerifierLink(self.bus, self.registry, OWNER),
-            SsmPool(self.bus, self.registry, OWNER, self.recorder),
+            VerifierLink(self.bus, self.registry),
+            SsmPool(self.bus, self.registry, self.recorder),
             policy,
             self.recorder,
         )
@@ -185,7 +185,7 @@ class Stage:
 @asynccontextmanager
 async def running_stage(*workers: FakeAny, policy: Policy = POLICY, rule: Rule = deliver_all) -> AsyncIterator[Stage]:
     """A Stage with `workers` whose coordinator runs; raises whatever it or a worker raised."""
-    stage = Stage(policy, rule)
+    stage = Stage(policy, FakeBus(rule))
     for worker in workers:
         await stage.add(worker)
     running = asyncio.create_task(stage.coordinator.run())

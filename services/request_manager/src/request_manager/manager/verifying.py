@@ -1,16 +1,18 @@
 """The verifier as the coordinator sees it: one question a step, an answer or None.
 
-Owns which finished requests the verifier has yet to hear of. A death is noticed through the registry, at once.
+Owns which finished requests the verifier has yet to hear of, and keeps the lease: a verifier serves one manager at a
+time. A death is noticed through the registry, at once.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from request_manager.manager.registry import Registry, Worker
 from treecore.codec import decode, encode
-from treecore.errors import Unavailable, WireError
+from treecore.errors import Unavailable, Unreachable, WireError
 from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId, step_subject
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
@@ -19,33 +21,30 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 300.0  # bounds what neither broker nor registry noticed
 _RETRY_S = 0.1
+_LEAVE_S = 1.0
+KEEP_LEASE_S = 1.0
+"""How often a manager without work asks, so that the verifier stays its own; a verifier waits three times as long."""
 
 
 class VerifierLink:
     """Talks to the live verifier, one message at a time."""
 
-    def __init__(self, bus: Bus, registry: Registry, owner: str) -> None:
+    def __init__(self, bus: Bus, registry: Registry) -> None:
         self._bus = bus
         self._registry = registry
-        self._owner = owner
         self._released: set[RequestId] = set()
         self._last: WorkerId | None = None
         self._num_changes = 0
-
-    @property
-    def owes_release(self) -> bool:
-        """Whether the verifier still holds requests that are over."""
-        return bool(self._released)
 
     def release(self, request_id: RequestId) -> None:
         """Tell the verifier with the next message that the request is over."""
         self._released.add(request_id)
 
     async def worker(self) -> Worker | None:
-        """The live verifier, or None after waiting a moment for one."""
-        live = self._registry.live("verifier")
-        if live:
-            return live[0]
+        """A live verifier that serves no other manager, or None after waiting a moment for one."""
+        usable = self._registry.verifiers()
+        if usable:
+            return usable[0]
         self._registry.changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_RETRY_S):
@@ -55,8 +54,8 @@ class VerifierLink:
     async def ask(self, worker: Worker, items: Sequence[VerifyItem]) -> VerifyReply:
         """The answer. Asking again is always safe.
 
-        Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked,
-        WireError if the question is too large for a message.
+        Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked or
+        serves another manager, WireError if the question is too large for a message.
         """
         request = VerifyRequest(self._owner_at(worker), tuple(self._released), tuple(items))
         body = encode(request)
@@ -68,15 +67,26 @@ class VerifierLink:
             if isinstance(error, Unavailable):
                 raise
             raise Unavailable(str(error)) from error
+        worker.announcement = replace(worker.announcement, owner=reply.owner)
+        if reply.owner != self._registry.me:
+            raise Unreachable(f"{worker.worker_id} serves {reply.owner}")
         self._released.difference_update(request.released)
         return reply
+
+    async def leave(self) -> None:
+        """Give the verifier up, so that another manager need not wait for the lease to end."""
+        workers = [worker for worker in self._registry.verifiers() if worker.announcement.owner == self._registry.me]
+        for worker in workers:
+            request = VerifyRequest(self._owner_at(worker), (), (), leaves=True)
+            with suppress(Unavailable, WireError):
+                await self._bus.request(step_subject("verifier", worker.worker_id), encode(request), _LEAVE_S)
 
     def _owner_at(self, worker: Worker) -> str:
         """Another name at every change of verifier: one that is used again forgets what was over in the meantime."""
         if worker.worker_id != self._last:
             self._last = worker.worker_id
             self._num_changes += 1
-        return f"{self._owner}.{self._num_changes}"
+        return f"{self._registry.me}.{self._num_changes}"
 
     async def _exchange(self, worker: Worker, body: bytes) -> bytes:
         async with worker.life.hold():
