@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from treecore.errors import Unavailable, Unreachable
-from treecore.service.bus import NatsBus
+from treecore.service.bus import Broker, NatsBus
 from treecore.service.bus_metrics import BusMetrics
 from treecore.testing.nats import NatsServer
 
@@ -20,7 +20,7 @@ SOON_S = 10.0
 async def connected(server: NatsServer) -> AsyncIterator[tuple[NatsBus, CollectorRegistry]]:
     """A client of `server` and its metrics."""
     registry = CollectorRegistry()
-    bus = await NatsBus.connect(server.url, "test", "test", asyncio.Event(), registry)
+    bus = await NatsBus.connect(Broker(server.url, "test"), "test", asyncio.Event(), registry)
     try:
         yield bus, registry
     finally:

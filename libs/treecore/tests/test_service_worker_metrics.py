@@ -25,7 +25,7 @@ from treecore.messages import (
 )
 from treecore.noise import Seed
 from treecore.params import SamplingParams
-from treecore.service.bus import NatsBus
+from treecore.service.bus import Broker, NatsBus
 from treecore.service.labels import OTHER, FewLabels
 from treecore.service.operations import Operations, open_operations
 from treecore.service.settings import ServiceSettings
@@ -168,7 +168,7 @@ async def test_steps_over_the_broker_are_counted(nats_server: NatsServer) -> Non
     stop, registry = asyncio.Event(), CollectorRegistry()
     async with serving(nats_server, stop) as (operations, _):
         await until_ready(operations, is_ready=True)
-        bus = await NatsBus.connect(nats_server.url, "manager", "t", asyncio.Event(), registry)
+        bus = await NatsBus.connect(Broker(nats_server.url, "t"), "manager", asyncio.Event(), registry)
         body = encode(question())
         reply = await bus.request(step_subject("verifier", WorkerId("v")), body, SOON_S)
         await bus.close()

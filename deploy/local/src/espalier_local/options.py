@@ -38,6 +38,7 @@ def add_system_options(parser: argparse.ArgumentParser, *, log_level: LogLevel =
     )
     add("--no-draft-ahead", action="store_true", help="do not draft while the LLM verifies")
     add("--no-prefix-cache", action="store_true", help="never reuse K and V of one request for another")
+    add("--split", action="store_true", help="gateway and manager as processes of their own, as in a cluster")
     add("--log-level", choices=get_args(LogLevel), default=log_level)
 
 
@@ -67,6 +68,7 @@ def system_config(args: argparse.Namespace) -> SystemConfig:
         prefix_cache=not args.no_prefix_cache,
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,
+        split=args.split,
         log_level=args.log_level,
     )
 

@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +33,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 VERIFIER = "llm_verifier"
 SSM = "ssm_worker"
 MANAGER = "request_manager"
+GATEWAY = "gateway"
 
 _POLL_S = 0.05
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
@@ -45,7 +46,8 @@ class SystemConfig:
     batch_invariant: the verifier's logits do not depend on tree or batch, bit by bit. offload: where its
     layers are while they do not compute, the first offload_resident_layers excepted. threads: CPU threads of each
     model process. start_timeout_s: for everything to become ready. The verifier is
-    tensor_parallel_size x pipeline_parallel_size processes.
+    tensor_parallel_size x pipeline_parallel_size processes. split: gateway and manager are processes of their own, as
+    in a cluster.
     """
 
     model: ServedModel
@@ -62,6 +64,7 @@ class SystemConfig:
     prefix_cache: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    split: bool = False
     log_level: LogLevel = "warning"
     start_timeout_s: float = 300.0
 
@@ -105,10 +108,15 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
         service(rank_child(rank), VERIFIER, *verifier_flags, *_rank_flags(config, at, rank), group=VERIFIER)
         for rank in range(config.num_ranks)
     ]
+    tree_flags = _tree_flags(config)
+    front = [service(MANAGER, MANAGER, *model, *listen, *tree_flags)]
+    if config.split:
+        gateway = service(GATEWAY, MANAGER, "--role", "gateway", *model, *listen)
+        front = [service(MANAGER, MANAGER, "--role", "manager", *tree_flags), gateway]
     return (
         *ranks,
         *workers,
-        service(MANAGER, MANAGER, *model, *listen, *_tree_flags(config)),
+        *front,
     )
 
 
@@ -216,7 +224,7 @@ class LocalSystem:
 
     @property
     def child_names(self) -> tuple[str, ...]:
-        """nats, llm_verifier (llm_verifier-1, ...), ssm_worker (ssm_worker-2, ...), request_manager."""
+        """nats, llm_verifier (llm_verifier-1, ...), ssm_worker (ssm_worker-2, ...), request_manager (, gateway)."""
         return self._supervisor.names()
 
     def pid(self, child_name: str) -> int:
@@ -275,10 +283,11 @@ class LocalSystem:
 
     async def _when_ready(self) -> None:
         timeout_s = self._config.start_timeout_s
-        waiting = {VERIFIER, MANAGER}
+        front = {MANAGER, GATEWAY} if self._config.split else {MANAGER}
+        waiting = {VERIFIER, *front}
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                group.create_task(self._when_answering(waiting))
+                group.create_task(self._when_answering((VERIFIER, *front), waiting))
                 for idx, ssm in enumerate(self._config.ssms):
                     waiting.add(ssm_child(idx))
                     group.create_task(self._when_announced("ssm", ssm.name, ssm_child(idx), waiting))
@@ -290,11 +299,11 @@ class LocalSystem:
         self._supervisor.mark_ready(child_name)
         waiting.discard(child_name)
 
-    async def _when_answering(self, waiting: set[str]) -> None:
+    async def _when_answering(self, child_names: Iterable[str], waiting: set[str]) -> None:
         async with httpx.AsyncClient(base_url=self.base_url, timeout=5.0, trust_env=False) as client:
             while not await _is_ready(client):  # noqa: ASYNC110 - another process: there is no event
                 await asyncio.sleep(_POLL_S)
-        for child_name in (VERIFIER, MANAGER):
+        for child_name in child_names:
             self._supervisor.mark_ready(child_name)
             waiting.discard(child_name)
 
