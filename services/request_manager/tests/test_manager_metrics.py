@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation
+from request_manager.manager.live_workers import LiveWorkers
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.speculator import Drafted
 from request_manager.manager.ssm_pool import Round
@@ -204,6 +205,24 @@ def test_a_millisecond_is_resolved(name: str) -> None:
         }
     )
     assert counts == [0, 1, 2, 3]
+
+
+async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone() -> None:
+    """By kind and name; two replicas of an SSM are one name."""
+    registry = CollectorRegistry()
+    async with running_stage(verifier(), ssm(name="a"), ssm(name="b")) as stage:
+        registry.register(LiveWorkers(stage.registry))
+        replica = FakeSsm(LLM, WorkerId("replica"), "a")
+        await stage.add(replica)
+        names = {("verifier", "llm"): 1, ("ssm", "a"): 2, ("ssm", "b"): 1}
+
+        def shown() -> dict[tuple[str, str], float]:
+            return {(kind, name): value(registry, "espalier_workers", kind=kind, name=name) for kind, name in names}
+
+        assert shown() == names
+        for worker in stage.workers[:1] + stage.workers[2:]:
+            stage.kill(worker)
+        assert shown() == {("verifier", "llm"): 0, ("ssm", "a"): 1, ("ssm", "b"): 0}
 
 
 # -- where the time of a step goes ------------------------------------------------------------------------------------

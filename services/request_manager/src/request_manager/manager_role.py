@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from request_manager.manager.coordinator import Coordinator, Policy
+from request_manager.manager.live_workers import LiveWorkers
 from request_manager.manager.local import LocalManager
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.registry import Registry
@@ -84,6 +85,7 @@ def manager_parts(bus: Bus, settings: ManagerSettings, metrics: CollectorRegistr
     policy = policy_of(settings)
     manager_id = WorkerId(f"manager-{secrets.token_hex(4)}")
     registry = Registry(asyncio.get_running_loop().time, manager_id)
+    metrics.register(LiveWorkers(registry))
     observer = ManagerMetrics(metrics)
     verifier = VerifierLink(bus, registry)
     coordinator = Coordinator(registry, verifier, SsmPool(bus, registry, observer), policy, observer)

@@ -19,7 +19,7 @@ from request_manager.gateway.choice import ChoiceDelta, ChoiceText, Indexed, cho
 from request_manager.gateway.dialect import Dialect, Json
 from request_manager.gateway.disconnect import while_connected
 from request_manager.gateway.envelope import log_unexpected
-from request_manager.gateway.errors import error_body
+from request_manager.gateway.errors import error_body, error_code
 from request_manager.gateway.grammar_fields import GrammarChecker, checked_grammar
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.schema import R, ignored_fields, parse
@@ -125,6 +125,7 @@ class _Telling:
                         yield chunk
             except Exception as error:  # the edge of the stream: too late for a status code
                 log_unexpected(error, self._job.request_id)
+                self._answerer.metrics.count_error(error_code(error))
                 yield error_body(error)
                 return
         if self._job.shows_usage_chunk:
@@ -140,7 +141,8 @@ class _Telling:
                 self._transcripts[idx].add(delta, answerer.sources.clock())
                 answerer.metrics.count_tokens(len(delta.tokens))
                 yield idx, delta
-        answerer.metrics.observe_answer(self._transcripts, self._arrived_s, answerer.sources.clock())
+        now_s = answerer.sources.clock()
+        answerer.metrics.observe_answer(self._job.model, self._transcripts, self._arrived_s, now_s)
 
     def _choice(self, generation: Generation, echo: str) -> AsyncGenerator[ChoiceDelta]:
         text = ChoiceText(self._answerer.text, self._job.stops, generation.params.min_tokens, echo)

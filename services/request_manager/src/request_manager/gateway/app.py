@@ -13,7 +13,7 @@ from request_manager.gateway.answer import Answerer, Sources
 from request_manager.gateway.chat import ChatDialect
 from request_manager.gateway.completions import CompletionDialect
 from request_manager.gateway.envelope import Envelope
-from request_manager.gateway.errors import error_response
+from request_manager.gateway.errors import error_code, error_response
 from request_manager.gateway.grammar_fields import GrammarChecker
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.openapi import document
@@ -46,7 +46,7 @@ def create_app(
     _add_models(app, manager, settings)
     _add_operations(app, manager, registry)
     _add_document(app, manager, settings)
-    app.add_exception_handler(HTTPException, _routing_error)
+    _add_routing_errors(app, metrics)
     prefixes = {COMPLETIONS: CompletionDialect.id_prefix, CHAT: ChatDialect.id_prefix}
     app.add_middleware(Envelope, metrics=metrics, id_prefixes=prefixes)
     return app
@@ -108,13 +108,16 @@ def _add_document(app: FastAPI, manager: Manager, settings: GatewaySettings) -> 
         return JSONResponse(document(card, settings.model_aliases))
 
 
+def _add_routing_errors(app: FastAPI, metrics: GatewayMetrics) -> None:
+    @app.exception_handler(HTTPException)
+    async def tell(request: Request, error: HTTPException) -> Response:
+        """404 and 405 in OpenAI's shape."""
+        detail = f"{HTTPStatus(error.status_code).phrase}: {request.method} {request.url.path}"
+        told = HTTPException(error.status_code, detail, dict(error.headers or {}))
+        metrics.count_error(error_code(told))
+        return error_response(told)
+
+
 def _model(name: str, card: ModelCard) -> dict[str, object]:
     espalier = {"batch_invariant": card.batch_invariant}
     return {"id": name, "object": "model", "created": 0, "owned_by": "espalier", "espalier": espalier}
-
-
-async def _routing_error(request: Request, error: Exception) -> Response:
-    """404 and 405 in OpenAI's shape."""
-    assert isinstance(error, HTTPException)
-    detail = f"{HTTPStatus(error.status_code).phrase}: {request.method} {request.url.path}"
-    return error_response(HTTPException(error.status_code, detail, dict(error.headers or {})))

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from request_manager.gateway.errors import error_response, status_of
+from request_manager.gateway.errors import error_code, error_response, status_of
 from request_manager.gateway.metrics import GatewayMetrics
 
 CLIENT_LEFT = 499
@@ -45,6 +45,7 @@ class Envelope:
             outgoing.status = CLIENT_LEFT
         except Exception as error:  # the edge of the exchange's task
             log_unexpected(error, request_id)
+            self._metrics.count_error(error_code(error))
             if outgoing.status is not None:
                 raise
             await error_response(error)(scope, receive, outgoing)

@@ -32,6 +32,12 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _body("internal error", "server_error", None, EspalierError.code)
 
 
+def error_code(error: Exception) -> str:
+    """What clients and metrics call it."""
+    code: str = error_body(error)["error"]["code"]
+    return code
+
+
 def error_response(error: Exception) -> JSONResponse:
     """The whole HTTP answer for an error, with Retry-After where coming back helps."""
     return JSONResponse(error_body(error), status_of(error), _headers(error))

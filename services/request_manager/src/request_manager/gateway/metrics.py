@@ -1,53 +1,56 @@
-"""The gateway's metrics, on a registry that it is given. Knows numbers only."""
+"""The gateway's metrics, on a registry that it is given. Knows numbers only. docs/metrics.md has all of them."""
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from request_manager.gateway.transcript import Transcript
+from treecore.service.buckets import ANSWER_S, LATENCY_S
+from treecore.service.labels import FewLabels
 
-_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_MAX_CODES, _MAX_MODELS = 32, 16
 
 
 class GatewayMetrics:
-    """espalier_http_requests_total{route,code}, espalier_{ttft,tpot,e2e}_seconds, espalier_generated_tokens_total."""
+    """Requests by status, errors by code, and how long answers take. model: a name that the operator gave it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._model, self._code = FewLabels(_MAX_MODELS), FewLabels(_MAX_CODES)
         self._requests = Counter(
             "espalier_http_requests", "HTTP requests by route and status code", ["route", "code"], registry=registry
         )
-        self._ttft = Histogram(
-            "espalier_ttft_seconds", "Arrival to a choice's first token", buckets=_TTFT_BUCKETS_S, registry=registry
-        )
-        self._tpot = Histogram(
-            "espalier_tpot_seconds",
-            "Time per output token of a choice after its first",
-            buckets=_TPOT_BUCKETS_S,
-            registry=registry,
-        )
-        self._e2e = Histogram(
-            "espalier_e2e_seconds", "Arrival to a request's last token", buckets=_E2E_BUCKETS_S, registry=registry
-        )
+        self._errors = Counter("espalier_errors", "Errors told to clients", ["code"], registry=registry)
         self._tokens = Counter(
             "espalier_generated_tokens", "Tokens in answers, of cancelled ones too", registry=registry
         )
+
+        def latency(name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"espalier_{name}_seconds", meaning, ["model"], buckets=buckets, registry=registry)
+
+        self._ttft = latency("ttft", "Arrival to a choice's first token", LATENCY_S)
+        self._tpot = latency("tpot", "Time per output token of a choice after its first", LATENCY_S)
+        self._e2e = latency("e2e", "Arrival to a request's last token", ANSWER_S)
 
     def count_request(self, route: str, code: int) -> None:
         """One HTTP exchange is over. code 499: the client left first."""
         self._requests.labels(route, str(code)).inc()
 
+    def count_error(self, code: str) -> None:
+        """A client was told of an error, as an answer or within a stream."""
+        self._errors.labels(self._code(code)).inc()
+
     def count_tokens(self, num_tokens: int) -> None:
         """Tokens that became part of an answer."""
         self._tokens.inc(num_tokens)
 
-    def observe_answer(self, transcripts: Sequence[Transcript], arrived_s: float, now_s: float) -> None:
+    def observe_answer(self, model: str, transcripts: Sequence[Transcript], arrived_s: float, now_s: float) -> None:
         """A complete answer. TPOT from each choice's exact token count, not from its chunks."""
-        self._e2e.observe(now_s - arrived_s)
+        model = self._model(model)
+        self._e2e.labels(model).observe(now_s - arrived_s)
         for transcript in transcripts:
             if transcript.first_s is None or transcript.last_s is None:
                 continue
-            self._ttft.observe(transcript.first_s - arrived_s)
+            self._ttft.labels(model).observe(transcript.first_s - arrived_s)
             if len(transcript.tokens) > 1:
-                self._tpot.observe((transcript.last_s - transcript.first_s) / (len(transcript.tokens) - 1))
+                tpot_s = (transcript.last_s - transcript.first_s) / (len(transcript.tokens) - 1)
+                self._tpot.labels(model).observe(tpot_s)
