@@ -7,10 +7,11 @@ from prometheus_client import CollectorRegistry
 
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.transcript import Transcript
-from request_manager.manager.live_workers import LiveWorkers
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.registry import Registry
 from request_manager.manager.step_record import StepParts, StepRecord
+from request_manager.relay.metrics import RelayMetrics
+from request_manager.roster_metrics import RosterMetrics
 from treecore.costs import ForwardCosts
 from treecore.errors import Unavailable
 from treecore.messages import BlockUsage, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
@@ -61,11 +62,12 @@ def manage(registry: CollectorRegistry) -> None:
     metrics.on_failed(Unavailable.code)
     workers = Registry(lambda: 0.0, "me")
     workers.hear(worker().announcement())
-    registry.register(LiveWorkers(workers))
+    registry.register(RosterMetrics(workers, ("ssm",)))
 
 
 def serve(registry: CollectorRegistry) -> None:
     """A gateway with one answer and one error."""
+    RelayMetrics(registry).watch_streams(lambda: (1, 0))
     metrics = GatewayMetrics(registry)
     metrics.count_request("/", 200)
     metrics.count_error(Unavailable.code)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation
-from request_manager.manager.live_workers import LiveWorkers
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.speculator import Drafted
 from request_manager.manager.ssm_pool import Round
 from request_manager.manager.step_record import ModelTimes, StepParts, StepRecord
 from request_manager.manager.step_report import StepClock
 from request_manager.manager.testing import POLICY, running_stage
+from request_manager.roster_metrics import RosterMetrics
 from treecore.costs import ForwardCosts
 from treecore.messages import BlockUsage, ForwardCost, RequestId, VerifyReply, WorkerId, step_subject
 from treecore.noise import Seed
@@ -211,7 +211,7 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
     """By kind and name; two replicas of an SSM are one name."""
     registry = CollectorRegistry()
     async with running_stage(verifier(), ssm(name="a"), ssm(name="b")) as stage:
-        registry.register(LiveWorkers(stage.registry))
+        registry.register(RosterMetrics(stage.registry, ("verifier", "ssm")))
         replica = FakeSsm(LLM, WorkerId("replica"), "a")
         await stage.add(replica)
         names = {("verifier", "llm"): 1, ("ssm", "a"): 2, ("ssm", "b"): 1}
@@ -220,9 +220,15 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
             return {(kind, name): value(registry, "espalier_workers", kind=kind, name=name) for kind, name in names}
 
         assert shown() == names
-        for worker in stage.workers[:1] + stage.workers[2:]:
-            stage.kill(worker)
+        dead, left, gone = stage.workers[0], stage.workers[2], stage.workers[3]
+        stage.kill(dead)
+        for worker in (left, gone):
+            del stage.registry.alive[worker.worker_id]
+            stage.registry.hear(worker.announcement(leaving=True))
         assert shown() == {("verifier", "llm"): 0, ("ssm", "a"): 1, ("ssm", "b"): 0}
+    losses = {("verifier", "unanswered"): 1, ("ssm", "left"): 2, ("ssm", "silent"): 0, ("verifier", "left"): 0}
+    for (kind, reason), number in losses.items():
+        assert value(registry, "espalier_worker_losses_total", kind=kind, reason=reason) == number
 
 
 # -- where the time of a step goes ------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def test_workers_come_and_go_by_their_announcements() -> None:
     clock.now_s += SILENCE_IS_LOSS_S + 0.01
     registry.expire()
     assert first.life.is_cut
+    assert registry.losses == {("verifier", "left"): 1, ("verifier", "silent"): 1, ("ssm", "silent"): 1}
 
 
 def test_silence_is_loss_and_an_announcement_is_life() -> None:
@@ -76,6 +77,7 @@ def test_silence_is_loss_and_an_announcement_is_life() -> None:
     clock.now_s += 0.01
     registry.expire()
     assert quiet.life.is_cut
+    assert registry.losses == {("verifier", "silent"): 1}
     assert [worker.worker_id for worker in registry.live("verifier")] == ["alive"]
     registry.hear(verifier("quiet").announcement())
     assert not registry.live("verifier")[1].life.is_cut

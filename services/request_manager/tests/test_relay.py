@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation, TokenDelta
 from request_manager.manager.coordinator import Policy
 from request_manager.manager.testing import POLICY, Stage
 from request_manager.relay.desk import Desk
+from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.remote import Patience, RemoteManager
 from request_manager.roster import Roster, Watch, watch
 from treecore.errors import EspalierError, Overloaded, Unavailable
@@ -118,6 +120,7 @@ class GatewayEnd:
     bus: FakeBus
     managers: Roster[ManagerAnnouncement]
     remote: RemoteManager
+    registry: CollectorRegistry
     ends: dict[str, ManagerEnd] = field(default_factory=dict)
 
     async def add(self, name: str, policy: Policy = POLICY) -> ManagerEnd:
@@ -132,6 +135,10 @@ class GatewayEnd:
             deltas = [delta async for delta in self.remote.generate(one)]
         check_whole(one, deltas)
         return tuple(token for delta in deltas for token in delta.tokens)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Of one of the gateway's metrics."""
+        return self.registry.get_sample_value(f"espalier_{name}", labels)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let the event loop turn until `reached()`."""
@@ -154,8 +161,9 @@ async def gateway(*names: str, rule: Rule = deliver_all, max_waiting: int = 8) -
     """A gateway's end with managers of these names."""
     bus = FakeBus(rule)
     managers = Roster[ManagerAnnouncement](lambda: 0.0)
-    remote = RemoteManager(bus, managers, GatewayId("g"), Patience(PATIENCE_S, max_waiting))
-    end = GatewayEnd(bus, managers, remote)
+    registry = CollectorRegistry()
+    remote = RemoteManager(bus, managers, GatewayId("g"), Patience(PATIENCE_S, max_waiting), RelayMetrics(registry))
+    end = GatewayEnd(bus, managers, remote, registry)
     tasks = [
         asyncio.create_task(part)
         for part in (remote.run(), watch(managers, bus, Watch(ANNOUNCE_MANAGER, ManagerAnnouncement, "g")))
@@ -177,6 +185,7 @@ async def test_a_remote_manager_says_what_a_local_one_does() -> None:
     async with gateway("m") as end:
         one = generation()
         assert await end.tokens(one) == alone(one)
+        assert end.value("readmissions_total") == 0
         assert end.remote.card().vocab_size == LLM.vocab_size
         await end.ends["m"].stage.settle()
 
@@ -219,6 +228,7 @@ async def test_another_manager_goes_on_behind_the_tokens_that_are_there(is_kille
             check_whole(one, deltas)
             assert tuple(token for delta in deltas for token in delta.tokens) == alone(one)
             assert end.ends["new"].stage.recorder.steps
+            assert end.value("readmissions_total") == 1
 
 
 async def test_a_stream_leaves_a_manager_that_lost_its_verifier() -> None:
@@ -291,6 +301,7 @@ async def test_without_a_manager_requests_wait_and_too_many_are_refused() -> Non
             await anext(end.remote.generate(generation(request_id=RequestId("more"))))
         with pytest.raises(Unavailable):
             end.remote.card()
+        assert (end.value("streams", state="placed"), end.value("streams", state="waiting")) == (0, 1)
         assert not end.remote.is_ready()
         await end.add("m")
         assert await waiting == alone(one)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from request_manager.manager.coordinator import Coordinator, Policy
-from request_manager.manager.live_workers import LiveWorkers
 from request_manager.manager.local import LocalManager
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.registry import Registry
@@ -16,6 +15,7 @@ from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Observer
 from request_manager.manager.verifying import VerifierLink
 from request_manager.roster import Watch, watch
+from request_manager.roster_metrics import RosterMetrics
 from request_manager.settings import ManagerSettings
 from treecore.errors import ConfigError, InvalidRequest, Unavailable
 from treecore.expand import expansion
@@ -85,7 +85,7 @@ def manager_parts(bus: Bus, settings: ManagerSettings, metrics: CollectorRegistr
     policy = policy_of(settings)
     manager_id = WorkerId(f"manager-{secrets.token_hex(4)}")
     registry = Registry(asyncio.get_running_loop().time, manager_id)
-    metrics.register(LiveWorkers(registry))
+    metrics.register(RosterMetrics(registry, ("verifier", "ssm")))
     observer = ManagerMetrics(metrics)
     verifier = VerifierLink(bus, registry)
     coordinator = Coordinator(registry, verifier, SsmPool(bus, registry, observer), policy, observer)

@@ -5,13 +5,14 @@ Knows announcements and a clock; must not know what they announce.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, WireError
-from treecore.messages import HELLO, Announcement, Hello, WorkerId
+from treecore.messages import HELLO, Announcement, Hello, WorkerId, WorkerKind
 from treecore.service.bus import Bus
 from treecore.service.lifeline import Lifeline
 from treecore.service.presence import ANNOUNCE_INTERVAL_S, SILENCE_IS_LOSS_S
@@ -21,6 +22,10 @@ from treecore.streams import ManagerAnnouncement
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A", Announcement, ManagerAnnouncement)
+
+Kind = WorkerKind | Literal["manager"]
+Loss = Literal["left", "silent", "unanswered"]
+"""Said goodbye; announced nothing for too long; was found dead, or not to be understood, by who asked it."""
 
 
 @dataclass(slots=True)
@@ -32,17 +37,23 @@ class Member(Generic[A]):
     life: Lifeline = field(default_factory=lambda: Lifeline("the worker is gone"))
 
     @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return self.announcement.kind if isinstance(self.announcement, Announcement) else "manager"
+
+    @property
     def worker_id(self) -> WorkerId:
         """The identity; a restarted process has a new one."""
         return self.announcement.worker_id
 
 
 class Roster(Generic[A]):
-    """Members by id. `clock` is monotonic, in seconds. `changed` is set whenever one comes or goes."""
+    """Members by id. `clock` is monotonic, in seconds. `changed` is set whenever one comes or goes. losses: so far."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._members: dict[WorkerId, Member[A]] = {}
+        self.losses = Counter[tuple[Kind, Loss]]()
         self.changed = asyncio.Event()
 
     def hear(self, announcement: A) -> None:
@@ -58,27 +69,28 @@ class Roster(Generic[A]):
         member.announcement = announcement
         member.last_seen_s = self._clock()
 
-    def lose(self, worker_id: WorkerId) -> None:
+    def lose(self, worker_id: WorkerId, loss: Loss = "unanswered") -> None:
         """Forget a member; whoever waits for it stops waiting. It may announce itself again."""
-        member = self.drop(worker_id)
+        member = self.drop(worker_id, loss)
         if member is not None:
             member.life.cut()
 
-    def drop(self, worker_id: WorkerId) -> Member[A] | None:
+    def drop(self, worker_id: WorkerId, loss: Loss) -> Member[A] | None:
         """Forget a member, whose life goes on."""
         member = self._members.pop(worker_id, None)
         if member is not None:
+            self.losses[member.kind, loss] += 1
             self.changed.set()
         return member
 
     def leave(self, worker_id: WorkerId) -> None:
         """A member has said goodbye."""
-        self.lose(worker_id)
+        self.lose(worker_id, "left")
 
     def expire(self) -> None:
         """Lose those who have been silent for too long."""
         for member in self.silent(self._members.values()):
-            self.lose(member.worker_id)
+            self.lose(member.worker_id, "silent")
 
     def silent(self, members: Iterable[Member[A]]) -> list[Member[A]]:
         """Those of `members` who have been."""

@@ -7,8 +7,10 @@ import sys
 from request_manager.gateway_role import Gateway
 from request_manager.manager_role import manager_parts
 from request_manager.relay.desk import Desk
+from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.remote import Patience, RemoteManager
 from request_manager.roster import Roster, Watch, watch
+from request_manager.roster_metrics import RosterMetrics
 from request_manager.settings import ManagerSettings
 from treecore.service.bus import NatsBus
 from treecore.service.lifecycle import run_service
@@ -52,7 +54,9 @@ async def _serve_gateway(settings: ManagerSettings, stop: asyncio.Event, operati
     bus = NatsBus(settings.broker, operations.registry)
     gateway_id = GatewayId(f"gateway-{secrets.token_hex(4)}")
     managers = Roster[ManagerAnnouncement](asyncio.get_running_loop().time)
-    remote = RemoteManager(bus, managers, gateway_id, Patience(settings.max_pause_s, settings.max_waiting))
+    operations.registry.register(RosterMetrics(managers, ("manager",)))
+    patience = Patience(settings.max_pause_s, settings.max_waiting)
+    remote = RemoteManager(bus, managers, gateway_id, patience, RelayMetrics(operations.registry))
     gateway = Gateway(remote, settings, operations.registry)
     operations.vitals.start(lambda: bus.is_connected and remote.is_ready() and not stop.is_set())
 

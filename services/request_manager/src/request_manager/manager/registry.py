@@ -21,7 +21,7 @@ class Registry(Roster[Announcement]):
 
     def leave(self, worker_id: WorkerId) -> None:
         """See Roster."""
-        worker = self.drop(worker_id)
+        worker = self.drop(worker_id, "left")
         if worker is not None:
             self._leaving.append(worker)
 

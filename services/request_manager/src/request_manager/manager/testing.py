@@ -16,6 +16,7 @@ from request_manager.manager.registry import Registry
 from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Model, StepRecord
 from request_manager.manager.verifying import VerifierLink
+from request_manager.roster import Loss
 from treecore.costs import ForwardCosts
 from treecore.errors import EspalierError
 from treecore.expand import Expansion
@@ -112,8 +113,8 @@ class _RevivingRegistry(Registry):
         super().__init__(clock, me)
         self.alive: dict[WorkerId, FakeAny] = {}
 
-    def lose(self, worker_id: WorkerId) -> None:
-        super().lose(worker_id)
+    def lose(self, worker_id: WorkerId, loss: Loss = "unanswered") -> None:
+        super().lose(worker_id, loss)
         asyncio.get_running_loop().call_soon(self._revive, worker_id)
 
     def _revive(self, worker_id: WorkerId) -> None:

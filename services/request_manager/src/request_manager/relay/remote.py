@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from request_manager.contract import Generation, ModelCard, TokenDelta
+from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.wire import admission_of, card_of, error_of, from_wire
 from request_manager.roster import Member, Roster
 from treecore.codec import decode, encode
@@ -109,7 +110,12 @@ class RemoteManager:
     """A contract.Manager over the managers of a roster. `run` is someone's task."""
 
     def __init__(
-        self, bus: Bus, managers: Roster[ManagerAnnouncement], gateway_id: GatewayId, patience: Patience
+        self,
+        bus: Bus,
+        managers: Roster[ManagerAnnouncement],
+        gateway_id: GatewayId,
+        patience: Patience,
+        metrics: RelayMetrics,
     ) -> None:
         self._bus = bus
         self._managers = managers
@@ -119,6 +125,8 @@ class RemoteManager:
         self._numbers = count()
         self._tell_now = asyncio.Event()
         self._card: ModelCard | None = None
+        self._metrics = metrics
+        metrics.watch_streams(self._streams_by_place)
 
     def card(self) -> ModelCard:
         """See contract.Manager. A manager that restarts does not take the card away."""
@@ -159,9 +167,14 @@ class RemoteManager:
                 async with asyncio.timeout(_TELL_S):
                     await self._tell_now.wait()
 
+    def _streams_by_place(self) -> tuple[int, int]:
+        """Those that a manager has, and those that none has. May be called from another thread."""
+        streams = list(self._streams.values())
+        num_waiting = sum(stream.manager is None for stream in streams)
+        return len(streams) - num_waiting, num_waiting
+
     def _check_room(self) -> None:
-        num_waiting = sum(stream.manager is None for stream in self._streams.values())
-        if num_waiting >= self._patience.max_waiting:
+        if self._streams_by_place()[1] >= self._patience.max_waiting:
             raise Overloaded("too many requests are waiting", _RETRY_AFTER_S)
 
     # -- placing ------------------------------------------------------------------------------------------------------
@@ -192,6 +205,8 @@ class RemoteManager:
         except WireError as error:
             raise EspalierError(f"{stream.request_id} cannot be sent: {error}") from error
         if refusal is None:
+            if not is_new:
+                self._metrics.on_readmitted()
             return True
         reason = error_of(refusal)
         if isinstance(reason, Overloaded) and not is_new:
