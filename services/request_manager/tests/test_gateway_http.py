@@ -357,3 +357,20 @@ async def test_unknown_routes(method: str, path: str, status: int) -> None:
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_a_retry_with_an_idempotency_key_says_the_same() -> None:
+    """The key names the seed where the client names none, at any gateway; another key names another one."""
+
+    async def seed(key: str | None, **fields: Any) -> int:
+        async with client_of() as gateway:
+            headers = {} if key is None else {"idempotency-key": key}
+            found = await gateway.post(COMPLETIONS, json=completion(**fields), headers=headers)
+        return int(found.json()["espalier"]["seed"])
+
+    first = await seed("order 66")
+    assert await seed("order 66") == first
+    assert first < 2**53
+    assert await seed("order 67") != first
+    assert await seed(None) == SEED
+    assert await seed("order 66", seed=5) == 5

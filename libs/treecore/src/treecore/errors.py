@@ -4,6 +4,7 @@ EspalierError
 ConfigError         a setting, a checkpoint or a machine that start-up refuses
 InvalidRequest      the client's input; names the parameter
 PayloadTooLarge
+Unauthorized        no valid API key
 Overloaded          admission is full; come back after `retry_after_s`
 Unavailable         no verifier can step right now
 Unreachable         a message reached nobody
@@ -44,6 +45,12 @@ class PayloadTooLarge(InvalidRequest):
     """The request's body exceeds the limit."""
 
     code = "payload_too_large"
+
+
+class Unauthorized(EspalierError):
+    """The client has shown no key, or none that is known."""
+
+    code = "invalid_api_key"
 
 
 class Overloaded(EspalierError):

@@ -30,6 +30,7 @@ Handler = Callable[[bytes], Awaitable[bytes | None]]
 _RETRY_S = 0.2
 _PING_S = 2  # a half-open link is noticed after _PING_S * _MAX_PINGS seconds; the default is minutes
 _MAX_PINGS = 2
+_DRAIN_S = 5.0
 
 
 class Bus(Protocol):
@@ -164,6 +165,14 @@ class NatsBus:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See Bus.on_reconnect."""
         self._on_reconnect.append(callback)
+
+    async def drain(self) -> None:
+        """Take nothing new, answer what has come, and close the link."""
+        self._is_closing = True
+        with suppress(nats.errors.Error, TimeoutError):  # no link: then nobody waits for an answer
+            async with asyncio.timeout(_DRAIN_S):
+                await self._client.drain()
+        await self._client.close()
 
     async def close(self) -> None:
         """Close the link; what is in flight is dropped."""

@@ -37,7 +37,10 @@ async def serve_worker(
     stop: asyncio.Event,
     operations: Operations,
 ) -> None:
-    """Connect to the broker and serve steps until `stop`. `describe(leaving)` is called in another thread."""
+    """Connect to the broker and serve steps until `stop`; then say goodbye and answer what has come.
+
+    `describe(leaving)` is called in another thread.
+    """
     me = describe(False)
     metrics = WorkerMetrics(operations.registry, me)
 
@@ -52,6 +55,7 @@ async def serve_worker(
         crashed = await take_steps(bus, me, kind, watched)
         operations.vitals.start(lambda: bus.is_connected and not stop.is_set())
         await first_of(stop.wait(), announce_from_thread(settings, describe), crashed)
+        await bus.drain()
     finally:
         await bus.close()
 

@@ -1,6 +1,7 @@
 """A generation request from its arrival to its last byte: read, admit, generate, tell. The same for both endpoints."""
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -29,12 +30,19 @@ from request_manager.gateway.text import TextCodec
 from request_manager.gateway.transcript import Transcript, extension, usage
 
 IGNORED_HEADER = "x-espalier-ignored-fields"
+IDEMPOTENCY_HEADER = "idempotency-key"
 _MAX_NAMED_FIELDS = 20
 _MAX_FIELD_NAME = 64
+_SEED_BITS = 53  # what every JSON reader keeps: the seed that is told must replay
 
 
 def _random_seed() -> int:
-    return secrets.randbits(53)  # what every JSON reader keeps: the seed that is told must replay
+    return secrets.randbits(_SEED_BITS)
+
+
+def _seed_of(key: str) -> int:
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8]) >> (64 - _SEED_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +70,25 @@ class Answerer:
         arrived_s = self.sources.clock()
         body = await read_object(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
         fields = parse(dialect.request, body)
-        job = await self._admitted(fields, dialect, request.state.request_id)
+        job = await self._admitted(fields, dialect, request.state.request_id, self._draw_seed(request))
         telling = _Telling(self, job, dialect, arrived_s)
         headers = _ignored_header(ignored_fields(dialect.request, body))
         if fields.stream:
             return EventStream(await while_connected(request.receive, telling.opened()), headers)
         return JSONResponse(await while_connected(request.receive, telling.whole()), headers=headers)
 
-    async def _admitted(self, fields: R, dialect: Dialect[R], request_id: str) -> Job:
+    def _draw_seed(self, request: Request) -> Callable[[], int]:
+        """The seed of a request that names none. With an Idempotency-Key a retry, at any gateway, says the same."""
+        key = request.headers.get(IDEMPOTENCY_HEADER)
+        return self.sources.draw_seed if key is None else lambda: _seed_of(key)
+
+    async def _admitted(self, fields: R, dialect: Dialect[R], request_id: str, draw_seed: Callable[[], int]) -> Job:
         card = self.manager.card()
         check_model(fields.model, card, self.settings.model_aliases)
         check_num_choices(fields, dialect.num_prompts(fields), self.settings.max_choices)
         grammar = await checked_grammar(fields, self.grammars)
         prompts = await asyncio.to_thread(dialect.encode, fields, self.text)
-        arrival = Arrival(
-            request_id, int(self.sources.now()), self.sources.draw_seed, self.settings.verification, grammar
-        )
+        arrival = Arrival(request_id, int(self.sources.now()), draw_seed, self.settings.verification, grammar)
         return admit(fields, prompts, dialect.prompt_param, card, arrival)
 
 

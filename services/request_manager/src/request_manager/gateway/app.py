@@ -15,6 +15,7 @@ from request_manager.gateway.completions import CompletionDialect
 from request_manager.gateway.envelope import Envelope
 from request_manager.gateway.errors import error_code, error_response
 from request_manager.gateway.grammar_fields import GrammarChecker
+from request_manager.gateway.keys import ApiKeys, KeyGuard
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.openapi import document
 from request_manager.gateway.settings import GatewaySettings
@@ -38,7 +39,8 @@ def create_app(
 
     grammars: checks what structured output asks for, in a thread; None: every such request is refused.
 
-    Starts nothing and owns no task outside a request, so it needs no lifespan. One app per registry.
+    Raises ConfigError for API keys that cannot be read. Starts nothing and owns no task outside a request, so it needs
+    no lifespan. One app per registry.
     """
     app = FastAPI(title="Espalier", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = GatewayMetrics(registry)
@@ -47,6 +49,8 @@ def create_app(
     _add_operations(app, manager, registry)
     _add_document(app, manager, settings)
     _add_routing_errors(app, metrics)
+    if settings.api_keys_file is not None:
+        app.add_middleware(KeyGuard, allow=ApiKeys(settings.api_keys_file).allow)
     prefixes = {COMPLETIONS: CompletionDialect.id_prefix, CHAT: ChatDialect.id_prefix}
     app.add_middleware(Envelope, metrics=metrics, id_prefixes=prefixes)
     return app

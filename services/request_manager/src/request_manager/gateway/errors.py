@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from treecore.errors import EspalierError, InvalidRequest, Overloaded, PayloadTooLarge, Unavailable
+from treecore.errors import EspalierError, InvalidRequest, Overloaded, PayloadTooLarge, Unauthorized, Unavailable
 
 UNAVAILABLE_RETRY_AFTER_S = 2
 
@@ -21,6 +21,8 @@ def error_body(error: Exception) -> dict[str, Any]:
     match error:
         case InvalidRequest():
             return _body(str(error), "invalid_request_error", error.param, error.reason)
+        case Unauthorized():
+            return _body(str(error), "invalid_request_error", None, error.code)
         case Overloaded():
             return _body(str(error), "rate_limit_error", None, error.code)
         case Unavailable():
@@ -50,6 +52,8 @@ def status_of(error: Exception) -> int:
             return 413
         case InvalidRequest():
             return 400
+        case Unauthorized():
+            return 401
         case Overloaded():
             return 429
         case Unavailable():
@@ -94,6 +98,8 @@ def _headers(error: Exception) -> Mapping[str, str] | None:
     match error:
         case Overloaded():
             return {"retry-after": str(max(1, error.retry_after_s))}
+        case Unauthorized():
+            return {"www-authenticate": "Bearer"}
         case Unavailable():
             return {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)}
         case HTTPException():

@@ -1,6 +1,7 @@
 """The gateway's settings, from variables with the prefix ESPALIER_GATEWAY_. Knows nothing of models or managers."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -20,7 +21,8 @@ class GatewaySettings(BaseModel):
 
     max_body_bytes: larger request bodies get 413. body_timeout_s: a body that takes longer to arrive gets 400.
     model_aliases: names that clients may use besides the model's own; comma-separated in the environment.
-    max_choices: prompts times n in one request. verification: the rule of requests that name none.
+    max_choices: prompts times n in one request. verification: the rule of requests that name none. api_keys_file: who
+    may use the gateway (see keys.py); without it everybody.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +32,7 @@ class GatewaySettings(BaseModel):
     model_aliases: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_names)] = ()
     max_choices: int = Field(default=128, gt=0)
     verification: Rule = "coupled"
+    api_keys_file: Path | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "GatewaySettings":
