@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from request_manager.scaler.policy import Decision, Limits, Memory, Reading, Reason, acted, decide, remember
 
 PERIOD_S = 15.0
-LIMITS = Limits(min_replicas=1, max_replicas=6, requests_per_replica=10, step_up=2, step_down=1)
+LIMITS = Limits(min_replicas=1, max_replicas=6, requests_per_replica=10, step_up=2, step_down=1, cooldown_down_s=300.0)
 IDLE = Reading(at_s=0.0, running=0, waiting=0, live=1, pressure=0.0)
 
 

@@ -32,7 +32,7 @@ class Limits:
     step_up: int = 1
     step_down: int = 1
     cooldown_up_s: float = 60.0
-    cooldown_down_s: float = 300.0
+    cooldown_down_s: float = 600.0
     stale_after_s: float = 30.0
 
 

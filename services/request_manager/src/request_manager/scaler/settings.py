@@ -70,7 +70,7 @@ class ScalerSettings(ServiceSettings):
     utilisation_target: float = Field(0.6, gt=0, le=1, description="share of the time that SSM workers should be busy")
     band: float = Field(0.15, ge=0, lt=1, description="how far demand may be off before anything changes")
     cooldown_up_s: float = Field(60.0, ge=0)
-    cooldown_down_s: float = Field(300.0, ge=0)
+    cooldown_down_s: float = Field(600.0, ge=0)
 
     @model_validator(mode="after")
     def _scrapes_in_time(self) -> Self:
