@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from request_manager.scaler.kubernetes import Scalable
+from request_manager.scaler.metrics import ScalerMetrics
 from request_manager.scaler.policy import Decision, Limits, Memory, Reading, acted, decide, remember
 from request_manager.scaler.samples import Snapshot, Span
 from request_manager.scaler.scrape import Scraper
@@ -36,8 +37,11 @@ class Target:
 class Watch:
     """The last two snapshots of each source. A gap of more than `max_span_s` is no span."""
 
-    def __init__(self, scraper: Scraper, sources: Sequence[Endpoints], max_span_s: float) -> None:
+    def __init__(
+        self, scraper: Scraper, sources: Sequence[Endpoints], max_span_s: float, metrics: ScalerMetrics
+    ) -> None:
         self._scraper = scraper
+        self._metrics = metrics
         self._sources = sources
         self._max_span_s = max_span_s
         self._last: dict[Endpoints, Snapshot] = {}
@@ -52,6 +56,7 @@ class Watch:
             now = await self._scraper.scrape(source)
         except Unavailable as error:
             log_event(logger, logging.WARNING, "scrape failed", error=error)
+            self._metrics.on_scrape_failed()
             return None
         before, self._last[source] = self._last.get(source), now
         if before is None or now.at_s - before.at_s > self._max_span_s:
@@ -59,34 +64,37 @@ class Watch:
         return Span(before, now)
 
 
-class Controller:
-    """Steers the targets while `is_leader`. `clock` is the one of the readings."""
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """When to act, and whether to act or only to tell. `clock` is the one of the readings."""
 
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        watch: Watch,
-        is_leader: Callable[[], bool],
-        clock: Callable[[], float],
-        dry_run: bool,
-    ) -> None:
+    is_leader: Callable[[], bool]
+    clock: Callable[[], float]
+    dry_run: bool
+
+
+class Controller:
+    """Steers the targets."""
+
+    def __init__(self, targets: Sequence[Target], watch: Watch, mode: Mode, metrics: ScalerMetrics) -> None:
         self._targets = targets
         self._watch = watch
-        self._is_leader = is_leader
-        self._clock = clock
-        self._dry_run = dry_run
+        self._mode = mode
+        self._metrics = metrics
         self._memories: dict[str, Memory] = {}
 
     async def run(self, period_s: float) -> None:
         """Take a turn every `period_s`, for ever."""
         while True:
-            begun_s = self._clock()
+            begun_s = self._mode.clock()
             await self.turn()
-            await asyncio.sleep(max(0.0, begun_s + period_s - self._clock()))
+            await asyncio.sleep(max(0.0, begun_s + period_s - self._mode.clock()))
 
     async def turn(self) -> None:
         """Look, and act on each target. Who does not lead forgets what it knew: others may have acted since."""
-        if not self._is_leader():
+        leads = self._mode.is_leader()
+        self._metrics.on_turn(leads)
+        if not leads:
             self._memories.clear()
             return
         spans = await self._watch.look()
@@ -95,6 +103,7 @@ class Controller:
                 await self._steer(target, spans)
             except Unavailable as error:
                 log_event(logger, logging.WARNING, "target not steered", target=target.name, error=error)
+                self._metrics.on_target_failed()
 
     async def _steer(self, target: Target, spans: Spans) -> None:
         has_spans = all(source in spans for source in target.sources)
@@ -102,16 +111,18 @@ class Controller:
         replicas = await target.scalable.replicas()
         memory = remember(target.limits, self._memories.get(target.name, Memory()), replicas, reading)
         self._memories[target.name] = memory
-        decision = decide(target.limits, memory, self._clock())
-        if not decision.is_change:
-            return
-        if not self._dry_run:
+        decision = decide(target.limits, memory, self._mode.clock())
+        if decision.is_change and not self._mode.dry_run:
             await target.scalable.scale(decision.current, decision.replicas)
-            self._memories[target.name] = acted(memory, decision, self._clock())
+            self._memories[target.name] = acted(memory, decision, self._mode.clock())
         self._tell(target, decision, reading)
 
     def _tell(self, target: Target, decision: Decision, reading: Reading | None) -> None:
-        event = "would scale" if self._dry_run else "scaled"
+        if not self._mode.dry_run:
+            self._metrics.on_decision(target.name, decision)
+        if not decision.is_change:
+            return
+        event = "would scale" if self._mode.dry_run else "scaled"
         seen = {name: getattr(reading, name) for name in ("running", "waiting", "live", "pressure")}
         change = {"old": decision.current, "new": decision.replicas, "reason": decision.reason}
         log_event(logger, logging.INFO, event, target=target.name, **change, **seen)

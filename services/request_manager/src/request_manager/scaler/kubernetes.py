@@ -54,7 +54,8 @@ async def call(request: Awaitable[T], timeout_s: float) -> T:
     except TimeoutError as error:
         raise ApiFailed(f"no answer within {timeout_s} s") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: an answer that is no object of the API
-        raise ApiFailed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+        first_line, *_ = str(error).split("\n", 1)
+        raise ApiFailed(f"{type(error).__name__}: {first_line}") from error
 
 
 def _message(error: ApiException) -> str:

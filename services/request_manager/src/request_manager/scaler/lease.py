@@ -58,12 +58,17 @@ class Lease:
         self._clock = clock
         self._terms = terms
         self._held_until_s = -math.inf
+        self._knows_until_s = -math.inf
         self._was_held = False
         self._seen: tuple[str | None, float] = (None, -math.inf)  # a resourceVersion, and since when it stands
 
     def is_held(self) -> bool:
         """Whether this candidate may act now."""
         return self._clock() < self._held_until_s
+
+    def knows(self) -> bool:
+        """Whether the API has lately said who holds it."""
+        return self._clock() < self._knows_until_s
 
     async def keep(self) -> None:
         """Try to get the lease and to keep it, for ever."""
@@ -102,9 +107,9 @@ class Lease:
         elif self._is_free(lease):
             await self._replace(lease, self._identity)
         else:
-            self._held_until_s = -math.inf
+            self._knows_until_s, self._held_until_s = asked_at_s + self._terms.hold_s, -math.inf
             return
-        self._held_until_s = asked_at_s + self._terms.hold_s
+        self._knows_until_s = self._held_until_s = asked_at_s + self._terms.hold_s
 
     def _is_free(self, lease: V1Lease) -> bool:
         version = lease.metadata.resource_version if lease.metadata else None

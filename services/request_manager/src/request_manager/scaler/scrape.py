@@ -49,7 +49,7 @@ class Scraper:
             async with asyncio.timeout(_RESOLVE_S):
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError) as error:
-            raise ScrapeFailed(f"{endpoint}: {error or 'no answer from DNS'}") from error
+            raise ScrapeFailed(f"{endpoint}: {_reason(error)}") from error
         return [_authority(str(address[0]), port) for *_, address in found]
 
     async def _page(self, address: str) -> Page:
@@ -57,7 +57,11 @@ class Scraper:
             async with self._session.get(f"http://{address}/metrics", raise_for_status=True) as answer:
                 return Page.parse(await answer.text())
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise ScrapeFailed(f"{address}: {error or 'no answer in time'}") from error
+            raise ScrapeFailed(f"{address}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0] or "no answer in time"
 
 
 def _page_or_raise(page: Page | BaseException) -> Page:

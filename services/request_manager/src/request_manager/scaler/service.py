@@ -6,14 +6,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
-from request_manager.scaler.control import Controller, Spans, Target, Watch
+from prometheus_client import CollectorRegistry
+
+from request_manager.scaler.control import Controller, Mode, Spans, Target, Watch
 from request_manager.scaler.kubernetes import Apps, Deployment, VerifierGroups, connect
 from request_manager.scaler.lease import Candidacy, Lease, Terms
+from request_manager.scaler.metrics import ScalerMetrics
 from request_manager.scaler.policy import Reading
 from request_manager.scaler.scrape import Scraper
 from request_manager.scaler.settings import ScalerSettings, SsmTarget, VerifierTarget
 from request_manager.scaler.signals import ssm_reading, verifier_reading
 from treecore.service.lifecycle import run_service
+from treecore.service.operations import open_operations
 from treecore.service.tasks import first_of
 
 
@@ -48,24 +52,32 @@ def _ssm(settings: ScalerSettings, target: SsmTarget, apps: Apps) -> Target:
 
 async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     """Scale until `stop`. Raises ConfigError if there is no cluster."""
-    clock = asyncio.get_running_loop().time
-    terms = Terms()
-    async with connect(settings.kubernetes_url) as client, Scraper(clock, settings.scrape_timeout_s) as scraper:
+    clock, terms = asyncio.get_running_loop().time, Terms()
+    async with (
+        open_operations(settings) as operations,
+        connect(settings.kubernetes_url) as client,
+        Scraper(clock, settings.scrape_timeout_s) as scraper,
+    ):
         identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         lease = Lease(client, Candidacy(settings.namespace, settings.lease, identity), clock, terms)
         apps = Apps(client, settings.namespace, lease.is_held, terms.timeout_s)
-        controller = _controller(settings, apps, scraper, clock)
+        controller = build_controller(settings, apps, scraper, clock, operations.registry)
+        operations.vitals.start(lease.knows)
         try:
             await first_of(stop.wait(), lease.keep(), controller.run(settings.period_s))
         finally:
             await lease.release()
 
 
-def _controller(settings: ScalerSettings, apps: Apps, scraper: Scraper, clock: Callable[[], float]) -> Controller:
+def build_controller(
+    settings: ScalerSettings, apps: Apps, scraper: Scraper, clock: Callable[[], float], registry: CollectorRegistry
+) -> Controller:
+    """The controller of what the settings name. It leads while `apps` may write."""
     steered = list(targets(settings, apps))
     sources = list(dict.fromkeys(source for target in steered for source in target.sources))
-    watch = Watch(scraper, sources, settings.stale_after_s)
-    return Controller(steered, watch, apps.may_write, clock, settings.dry_run)
+    metrics = ScalerMetrics(registry)
+    watch = Watch(scraper, sources, settings.stale_after_s, metrics)
+    return Controller(steered, watch, Mode(apps.may_write, clock, settings.dry_run), metrics)
 
 
 def main() -> int:
