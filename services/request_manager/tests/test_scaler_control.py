@@ -106,8 +106,8 @@ class Cluster:
 
     @property
     def groups(self) -> int:
-        """Groups that are on."""
-        return sum(self.kubernetes.replicas("statefulsets", name) > 0 for name in ("v-0", "v-1", "v-2"))
+        """Verifier groups, of two pods each."""
+        return self.kubernetes.replicas("statefulsets", "verifier") // 2
 
     @property
     def ssms(self) -> int:
@@ -119,10 +119,9 @@ class Cluster:
 def parts() -> Iterator[tuple[FakeKubernetes, list[Process], Process]]:
     """What the scaler talks to."""
     with ExitStack() as stack:
-        kubernetes = stack.enter_context(fake_kubernetes(role(["ssm"], ["v-0", "v-1", "v-2"], "lease")))
+        kubernetes = stack.enter_context(fake_kubernetes(role(["ssm"], ["verifier"], "lease")))
         kubernetes.add("deployments", "ssm", 1)
-        for name, ranks in (("v-0", 2), ("v-1", 0), ("v-2", 0)):
-            kubernetes.add("statefulsets", name, ranks)
+        kubernetes.add("statefulsets", "verifier", 2)
         managers = [stack.enter_context(served(Process())) for _ in range(2)]
         yield kubernetes, managers, stack.enter_context(served(Process()))
 
@@ -144,7 +143,7 @@ async def cluster(
     settings = ScalerSettings(
         namespace=NAMESPACE,
         load_endpoints=tuple(manager.endpoint for manager in cluster.managers),
-        verifier=VerifierTarget(stateful_sets=("v-0", "v-1", "v-2"), ranks=2, max_replicas=3),
+        verifier=VerifierTarget(stateful_set="verifier", pods_per_group=2, max_replicas=3),
         ssms=(SsmTarget(name="default", deployment="ssm", endpoint=worker, max_replicas=4, requests_per_replica=8),),
         dry_run=dry_run,
     )
@@ -174,7 +173,7 @@ async def test_a_crowd_gets_replicas(cluster: Cluster, caplog: pytest.LogCapture
     assert cluster.groups == 1
     await cluster.turn()
     assert (cluster.groups, cluster.ssms) == (2, 2)
-    assert sorted(cluster.kubernetes.writes) == [("ssm", 2), ("v-1", 2)]
+    assert sorted(cluster.kubernetes.writes) == [("ssm", 2), ("verifier", 4)]
     fields = [vars(record)["fields"] for record in caplog.records]
     assert told(caplog) == ["scaled", "scaled"]
     decided = {"target": "verifier", "old": 1, "new": 2, "reason": "requests"}
@@ -218,7 +217,7 @@ async def test_a_missing_metric_scales_nothing(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, missing: str
 ) -> None:
     """Not down either, however long it lasts."""
-    cluster.kubernetes.add("statefulsets", "v-1", 2)
+    cluster.kubernetes.add("statefulsets", "verifier", 4)
     for manager in cluster.managers:
         manager.without = missing
     await cluster.turn(60)
@@ -235,7 +234,7 @@ async def test_an_api_that_fails_is_told_and_tried_again(
     await cluster.turn(2)
     cluster.crowd()
     await cluster.turn()
-    cluster.kubernetes.faults += [Fault(method, "v-1", how)] * 2
+    cluster.kubernetes.faults += [Fault(method, "verifier", how)] * 2
     await cluster.turn()
     cluster.kubernetes.faults.clear()
     assert (cluster.groups, cluster.ssms) == (1, 2)

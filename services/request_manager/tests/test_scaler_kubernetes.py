@@ -5,21 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from request_manager.scaler.kubernetes import ApiFailed, Apps, Deployment, NotLeader, VerifierGroups, connect
+from request_manager.scaler.kubernetes import ApiFailed, Apps, NotLeader, Workload, connect
 from request_manager.scaler.testing import NAMESPACE, FakeKubernetes, Fault, Misbehaviour, fake_kubernetes, role
 from treecore.errors import ConfigError
 
 TIMEOUT_S = 20.0
-GROUPS = ("v-0", "v-1", "v-2")
 
 
 @pytest.fixture
 def kubernetes() -> Iterator[FakeKubernetes]:
-    """A cluster with a Deployment and three groups of two ranks, one of which is on."""
-    with fake_kubernetes(role(["ssm"], GROUPS, "lease")) as kubernetes:
+    """A cluster with a Deployment, and a StatefulSet with two groups of three pods."""
+    with fake_kubernetes(role(["ssm"], ["verifier"], "lease")) as kubernetes:
         kubernetes.add("deployments", "ssm", 2)
-        for name, ranks in zip(GROUPS, (2, 0, 0), strict=True):
-            kubernetes.add("statefulsets", name, ranks)
+        kubernetes.add("statefulsets", "verifier", 6)
         yield kubernetes
 
 
@@ -31,14 +29,19 @@ async def apps(kubernetes: FakeKubernetes) -> AsyncIterator[Apps]:
 
 
 @pytest.fixture
-def groups(apps: Apps) -> VerifierGroups:
+def ssm(apps: Apps) -> Workload:
+    """The Deployment."""
+    return Workload(apps, "deployment", "ssm")
+
+
+@pytest.fixture
+def groups(apps: Apps) -> Workload:
     """The verifier groups."""
-    return VerifierGroups(apps, GROUPS, ranks=2)
+    return Workload(apps, "statefulset", "verifier", pods_per_replica=3)
 
 
-async def test_a_deployment_is_scaled_up_and_to_nothing(kubernetes: FakeKubernetes, apps: Apps) -> None:
+async def test_a_deployment_is_scaled_up_and_to_nothing(kubernetes: FakeKubernetes, ssm: Workload) -> None:
     """A zero, which the API leaves out, reads as zero."""
-    ssm = Deployment(apps, "ssm")
     assert await ssm.replicas() == 2
     await ssm.scale(2, 5)
     assert await ssm.replicas() == 5
@@ -47,76 +50,68 @@ async def test_a_deployment_is_scaled_up_and_to_nothing(kubernetes: FakeKubernet
     assert kubernetes.writes == [("ssm", 5), ("ssm", 0)]
 
 
-async def test_groups_are_turned_on_and_off_whole(kubernetes: FakeKubernetes, groups: VerifierGroups) -> None:
-    """The first that are off, the last that are on; all ranks or none."""
-    assert await groups.replicas() == 1
-    await groups.scale(1, 3)
-    assert await groups.replicas() == 3
+async def test_groups_come_and_go_whole(kubernetes: FakeKubernetes, groups: Workload) -> None:
+    """All pods of a group; a part of one, as somebody left it, counts as one and is made whole or taken away."""
+    assert await groups.replicas() == 2
+    await groups.scale(2, 3)
     await groups.scale(3, 1)
-    assert await groups.replicas() == 1
-    assert kubernetes.writes == [("v-1", 2), ("v-2", 2), ("v-2", 0), ("v-1", 0)]
+    assert kubernetes.writes == [("verifier", 9), ("verifier", 3)]
+    kubernetes.add("statefulsets", "verifier", 4)
+    assert await groups.replicas() == 2
+    await groups.scale(2, 1)
+    assert kubernetes.replicas("statefulsets", "verifier") == 3
 
 
-async def test_a_group_that_somebody_turned_off_is_the_first_to_come_back(
-    kubernetes: FakeKubernetes, groups: VerifierGroups
+async def test_what_changed_meanwhile_is_left_alone(
+    kubernetes: FakeKubernetes, ssm: Workload, groups: Workload
 ) -> None:
-    """Which groups are on is Kubernetes' knowledge, not ours."""
-    kubernetes.add("statefulsets", "v-0", 0)
-    kubernetes.add("statefulsets", "v-2", 2)
-    await groups.scale(1, 2)
-    assert kubernetes.writes == [("v-0", 2)]
-
-
-async def test_what_changed_meanwhile_is_left_alone(kubernetes: FakeKubernetes, groups: VerifierGroups) -> None:
     """The decision was about another number of replicas."""
-    with pytest.raises(ApiFailed, match="from 2 to 1"):
-        await groups.scale(2, 3)
+    with pytest.raises(ApiFailed, match="from 3 to 2"):
+        await groups.scale(3, 4)
     with pytest.raises(ApiFailed, match="from 1 to 2"):
-        await Deployment(groups.apps, "ssm").scale(1, 3)
+        await ssm.scale(1, 3)
     assert kubernetes.writes == []
 
 
 async def test_a_write_that_overtakes_ours_wins(kubernetes: FakeKubernetes, apps: Apps) -> None:
     """Ours names the version that it was decided on: it conflicts."""
-    scale = await apps.read_deployment("ssm")
+    scale = await apps.read("deployment", "ssm")
     kubernetes.add("deployments", "ssm", 4)
     with pytest.raises(ApiFailed, match="409") as caught:
-        await apps.write_deployment(scale, 3)
+        await apps.write("deployment", scale, 3)
     assert caught.value.status == 409
     assert kubernetes.replicas("deployments", "ssm") == 4
 
 
-async def test_nothing_is_written_without_the_lease(kubernetes: FakeKubernetes, apps: Apps) -> None:
-    """Also when it is lost between two writes of one change."""
-    answers = iter([True, False])
-    careful = VerifierGroups(Apps(apps.client, NAMESPACE, lambda: next(answers), TIMEOUT_S), GROUPS, ranks=2)
+async def test_nothing_is_written_without_the_lease(kubernetes: FakeKubernetes, ssm: Workload) -> None:
+    """Also when it was lost since the decision: it is asked for right before the write."""
     with pytest.raises(NotLeader):
-        await careful.scale(1, 3)
-    assert kubernetes.writes == [("v-1", 2)]
+        await replace(ssm, apps=replace(ssm.apps, may_write=lambda: False)).scale(2, 3)
+    assert kubernetes.writes == []
 
 
 @pytest.mark.parametrize("how", [400, 401, 403, 404, 409, 429, 500, 503, "hang", "hang up", "html", "nonsense"])
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
 async def test_every_failure_is_one_error_of_one_line(
-    kubernetes: FakeKubernetes, groups: VerifierGroups, method: str, how: Misbehaviour
+    kubernetes: FakeKubernetes, groups: Workload, method: str, how: Misbehaviour
 ) -> None:
     """And the next try succeeds."""
-    kubernetes.faults += [Fault(method, "/v-", how)] * 2
-    tried = VerifierGroups(replace(groups.apps, timeout_s=0.1), GROUPS, ranks=2) if how == "hang" else groups
+    kubernetes.faults += [Fault(method, "/verifier", how)] * 2
+    hasty = replace(groups, apps=replace(groups.apps, timeout_s=0.1)) if how == "hang" else groups
     with pytest.raises(ApiFailed) as caught:
-        await tried.scale(1, 2)
+        await hasty.scale(2, 3)
     kubernetes.faults.clear()
     assert "\n" not in str(caught.value)
     assert caught.value.status == (how if isinstance(how, int) else None)
-    await groups.scale(await groups.replicas(), 3)
-    assert await groups.replicas() == 3
+    await groups.scale(await groups.replicas(), 4)
+    assert await groups.replicas() == 4
 
 
 async def test_only_what_the_role_names_is_allowed(kubernetes: FakeKubernetes, apps: Apps) -> None:
     """The message says what the API says."""
     kubernetes.add("deployments", "somebody-elses", 1)
     with pytest.raises(ApiFailed, match="403 Forbidden: Request forbidden"):
-        await Deployment(apps, "somebody-elses").replicas()
+        await Workload(apps, "deployment", "somebody-elses").replicas()
 
 
 def test_outside_a_cluster_the_api_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

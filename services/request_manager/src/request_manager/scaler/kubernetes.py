@@ -1,4 +1,4 @@
-"""Replicas of Deployments and verifier groups in the Kubernetes API, and nothing else of it.
+"""Replicas of Deployments and StatefulSets in the Kubernetes API, and nothing else of it.
 
 Knows the API's objects and errors. Must not know why a number is what it is, nor who leads: it asks before every write.
 docs/scaling.md lists the rules of the Role that these calls need.
@@ -6,9 +6,10 @@ docs/scaling.md lists the rules of the Role that these calls need.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, AppsV1Api, Configuration, V1Scale
@@ -17,6 +18,8 @@ from kubernetes.aio.config import ConfigException, load_incluster_config
 from treecore.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
+
+Kind = Literal["deployment", "statefulset"]
 
 _MERGE_PATCH = "application/merge-patch+json"
 
@@ -72,10 +75,7 @@ class Scalable(Protocol):
         """How many it should have, as Kubernetes knows it."""
 
     async def scale(self, current: int, replicas: int) -> None:
-        """Let it have `replicas` instead of `current`; fails if it has another number by now.
-
-        A failure may leave a part of the change done.
-        """
+        """Let it have `replicas` instead of `current`; fails if it has another number by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,83 +87,48 @@ class Apps:
     may_write: Callable[[], bool]
     timeout_s: float
 
-    async def read_deployment(self, name: str) -> V1Scale:
-        """The scale of a Deployment."""
-        return await call(self._api.read_namespaced_deployment_scale(name, self.namespace), self.timeout_s)
+    async def read(self, kind: Kind, name: str) -> V1Scale:
+        """The scale of a workload."""
+        api = AppsV1Api(self.client)
+        if kind == "deployment":
+            return await call(api.read_namespaced_deployment_scale(name, self.namespace), self.timeout_s)
+        return await call(api.read_namespaced_stateful_set_scale(name, self.namespace), self.timeout_s)
 
-    async def read_stateful_set(self, name: str) -> V1Scale:
-        """The scale of a StatefulSet."""
-        return await call(self._api.read_namespaced_stateful_set_scale(name, self.namespace), self.timeout_s)
-
-    async def write_deployment(self, scale: V1Scale, replicas: int) -> None:
-        """Change a Deployment's replicas, unless it has changed since `scale` was read."""
-        await self._write(self._api.patch_namespaced_deployment_scale, scale, replicas)
-
-    async def write_stateful_set(self, scale: V1Scale, replicas: int) -> None:
-        """Change a StatefulSet's replicas, unless it has changed since `scale` was read."""
-        await self._write(self._api.patch_namespaced_stateful_set_scale, scale, replicas)
-
-    @property
-    def _api(self) -> AppsV1Api:
-        return AppsV1Api(self.client)
-
-    async def _write(self, patch: Callable[..., Awaitable[V1Scale]], scale: V1Scale, replicas: int) -> None:
+    async def write(self, kind: Kind, scale: V1Scale, pods: int) -> None:
+        """Let a workload have so many pods, unless it has changed since `scale` was read."""
         if not self.may_write():
             raise NotLeader("the lease is not held")
         assert scale.metadata is not None
-        body = {"metadata": {"resourceVersion": scale.metadata.resource_version}, "spec": {"replicas": replicas}}
-        await call(patch(scale.metadata.name, self.namespace, body, _content_type=_MERGE_PATCH), self.timeout_s)
+        body = {"metadata": {"resourceVersion": scale.metadata.resource_version}, "spec": {"replicas": pods}}
+        target = (scale.metadata.name, self.namespace, body)
+        api = AppsV1Api(self.client)
+        patch: Callable[..., Awaitable[V1Scale]] = api.patch_namespaced_stateful_set_scale
+        if kind == "deployment":
+            patch = api.patch_namespaced_deployment_scale
+        await call(patch(*target, _content_type=_MERGE_PATCH), self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """The replicas of a Deployment."""
+class Workload:
+    """A Deployment or StatefulSet, in replicas of `pods_per_replica` pods: a verifier group is whole or not there."""
 
     apps: Apps
+    kind: Kind
     name: str
+    pods_per_replica: int = 1
 
     async def replicas(self) -> int:
-        """What its spec says."""
-        return _replicas(await self.apps.read_deployment(self.name))
+        """See Scalable. A part of a replica, which is somebody else's doing, counts as one."""
+        return self._replicas(await self.apps.read(self.kind, self.name))
 
     async def scale(self, current: int, replicas: int) -> None:
-        """Change what its spec says."""
-        scale = await self.apps.read_deployment(self.name)
-        _check_unchanged(current, _replicas(scale))
-        await self.apps.write_deployment(scale, replicas)
+        """See Scalable."""
+        scale = await self.apps.read(self.kind, self.name)
+        found = self._replicas(scale)
+        if found != current:
+            raise ApiFailed(f"somebody else changed its replicas from {current} to {found}")
+        await self.apps.write(self.kind, scale, replicas * self.pods_per_replica)
 
-
-@dataclass(frozen=True, slots=True)
-class VerifierGroups:
-    """Verifier groups: each is a StatefulSet that has either all of its `ranks` or none, never a part of them."""
-
-    apps: Apps
-    names: Sequence[str]
-    ranks: int
-
-    async def replicas(self) -> int:
-        """How many groups are on."""
-        return sum(_replicas(scale) > 0 for scale in await self._read())
-
-    async def scale(self, current: int, replicas: int) -> None:
-        """Turn groups on, the first ones that are off, or off, the last ones that are on."""
-        scales = await self._read()
-        on = [scale for scale in scales if _replicas(scale) > 0]
-        off = [scale for scale in scales if _replicas(scale) == 0]
-        _check_unchanged(current, len(on))
-        for scale in off[: max(0, replicas - current)]:
-            await self.apps.write_stateful_set(scale, self.ranks)
-        for scale in reversed(on[replicas:]):
-            await self.apps.write_stateful_set(scale, 0)
-
-    async def _read(self) -> list[V1Scale]:
-        return [await self.apps.read_stateful_set(name) for name in self.names]
-
-
-def _check_unchanged(expected: int, found: int) -> None:
-    if expected != found:
-        raise ApiFailed(f"somebody else changed its replicas from {expected} to {found}")
-
-
-def _replicas(scale: V1Scale) -> int:
-    return (scale.spec.replicas if scale.spec else None) or 0  # the API leaves a zero out
+    def _replicas(self, scale: V1Scale) -> int:
+        pods = (scale.spec.replicas if scale.spec else None) or 0  # the API leaves a zero out
+        return math.ceil(pods / self.pods_per_replica)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry
 
 from request_manager.scaler.control import Controller, Mode, Spans, Target, Watch
-from request_manager.scaler.kubernetes import Apps, Deployment, VerifierGroups, connect
+from request_manager.scaler.kubernetes import Apps, Workload, connect
 from request_manager.scaler.lease import Candidacy, Lease, Terms
 from request_manager.scaler.metrics import ScalerMetrics
 from request_manager.scaler.policy import Reading
@@ -35,7 +35,7 @@ def _verifier(settings: ScalerSettings, target: VerifierTarget, apps: Apps) -> T
     def read(spans: Spans) -> Reading:
         return verifier_reading(settings.aims, spans[load])
 
-    groups = VerifierGroups(apps, target.stateful_sets, target.ranks)
+    groups = Workload(apps, "statefulset", target.stateful_set, target.pods_per_group)
     return Target("verifier", settings.limits(target), groups, [load], read)
 
 
@@ -46,7 +46,11 @@ def _ssm(settings: ScalerSettings, target: SsmTarget, apps: Apps) -> Target:
         return ssm_reading(settings.aims, target.name, spans[load], spans[workers])
 
     return Target(
-        f"ssm/{target.name}", settings.limits(target), Deployment(apps, target.deployment), [load, workers], read
+        f"ssm/{target.name}",
+        settings.limits(target),
+        Workload(apps, "deployment", target.deployment),
+        [load, workers],
+        read,
     )
 
 

@@ -32,16 +32,10 @@ class Target(BaseModel):
 
 
 class VerifierTarget(Target):
-    """The verifier groups: a StatefulSet each, in the order in which they are turned on."""
+    """The verifier groups: a StatefulSet whose pods 0 .. pods_per_group - 1 are the first group, and so on."""
 
-    stateful_sets: tuple[str, ...]
-    ranks: Count = 1
-
-    @model_validator(mode="after")
-    def _has_groups(self) -> Self:
-        if self.max_replicas > len(self.stateful_sets):
-            raise ValueError("max_replicas exceeds the number of stateful_sets")
-        return self
+    stateful_set: str
+    pods_per_group: Count = 1
 
 
 class SsmTarget(Target):
