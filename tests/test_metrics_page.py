@@ -12,6 +12,9 @@ from request_manager.manager.registry import Registry
 from request_manager.manager.step_record import StepParts, StepRecord
 from request_manager.relay.metrics import RelayMetrics
 from request_manager.roster_metrics import RosterMetrics
+from request_manager.scaler import signals
+from request_manager.scaler.metrics import ScalerMetrics
+from request_manager.scaler.policy import Decision, Reason
 from treecore.costs import ForwardCosts
 from treecore.errors import Unavailable
 from treecore.messages import BlockUsage, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
@@ -86,13 +89,27 @@ def draft(registry: CollectorRegistry) -> None:
     WorkerMetrics(registry, worker().announcement()).on_step(DraftRequest("me", 0, (), ()), reply)
 
 
+def steer(registry: CollectorRegistry) -> None:
+    """A scaler that has acted."""
+    ScalerMetrics(registry).on_decision("verifier", Decision(1, 2, Reason.REQUESTS))
+
+
 def test_the_page_has_what_the_processes_expose() -> None:
     """Names, types and labels, both ways."""
     registry = Operations(1.0).registry
     BusMetrics(registry)
-    for part in (manage, serve, draft):
+    for part in (manage, serve, draft, steer):
         part(registry)
     assert exposed(registry) == documented()
+
+
+def test_the_scaler_reads_metrics_that_are_there() -> None:
+    """With the labels that it selects by. A renamed metric would stop it from scaling."""
+    known = documented()
+    assert known[signals.REQUESTS] == ("gauge", {"state"})
+    assert known[signals.QUEUE][0] == known[signals.TTFT][0] == "histogram"
+    assert known[signals.WORKERS] == ("gauge", {"kind", "name"})
+    assert known[f"{signals.BUSY}_total"] == ("counter", {"kind", "name"})
 
 
 def test_parts_of_a_step_are_on_the_page() -> None:
