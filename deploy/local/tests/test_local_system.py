@@ -50,6 +50,23 @@ async def test_a_system_starts_serves_and_leaves_nothing(heard, gone) -> None:
     assert [name for name, line in heard.lines if line == "bye"] == ["request_manager", "ssm_worker", "llm_verifier"]
 
 
+async def test_operations_ports_are_of_their_own(heard) -> None:
+    """One for each service, and none unless asked for."""
+    asked: list[str] = []
+
+    def noting(config: SystemConfig, at: Addresses):
+        specs = fakes()(config, at)
+        asked.extend(part for spec in specs for part in spec.argv if part == "--operations-port")
+        return specs
+
+    async with LocalSystem(replace(CONFIG, operations=True), heard, services_of=noting) as system:
+        urls = {system.operations_url(name) for name in system.child_names if name != "nats"}
+        assert len(urls) == len(asked) == 3
+        assert system.base_url not in urls
+    specs = services(CONFIG, Addresses("nats://127.0.0.1:1", "127.0.0.1", 2))
+    assert not any("--operations-port" in spec.argv for spec in specs)
+
+
 async def test_a_killed_ssm_comes_back(heard) -> None:
     """Kill -9, and the next life announces itself."""
     async with LocalSystem(CONFIG, heard, FAST, fakes()) as system:

@@ -7,8 +7,8 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +47,7 @@ class SystemConfig:
     layers are while they do not compute, the first offload_resident_layers excepted. threads: CPU threads of each
     model process. start_timeout_s: for everything to become ready. The verifier is
     tensor_parallel_size x pipeline_parallel_size processes. split: gateway and manager are processes of their own, as
-    in a cluster.
+    in a cluster. operations: every process has an operations port, on this machine alone.
     """
 
     model: ServedModel
@@ -65,6 +65,7 @@ class SystemConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     split: bool = False
+    operations: bool = False
     log_level: LogLevel = "warning"
     start_timeout_s: float = 300.0
 
@@ -76,12 +77,13 @@ class SystemConfig:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the parts of one system meet; the verifier's ranks at rendezvous_port."""
+    """Where the parts of one system meet; the verifier's ranks at rendezvous_port. operations: ports, by child."""
 
     nats_url: str
     host: str
     port: int
     rendezvous_port: int = 0
+    operations: Mapping[str, int] = field(default_factory=dict)
 
 
 ServicesOf = Callable[[SystemConfig, Addresses], tuple[ChildSpec, ...]]
@@ -96,8 +98,11 @@ def services(config: SystemConfig, at: Addresses) -> tuple[ChildSpec, ...]:
 
     def service(name: str, module: str, *flags: str, group: str | None = None) -> ChildSpec:
         common = ("--nats-url", at.nats_url, "--subject-prefix", SUBJECT_PREFIX, "--log-level", config.log_level)
+        operations = ("--operations-port", str(at.operations[name])) if name in at.operations else ()
         env = {"OMP_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
-        return ChildSpec(name, (sys.executable, "-m", module, *common, *flags), speaks_as=module, env=env, group=group)
+        return ChildSpec(
+            name, (sys.executable, "-m", module, *common, *operations, *flags), speaks_as=module, env=env, group=group
+        )
 
     workers = [
         service(ssm_child(idx), SSM, *_kind_flags(ssm), "--teacher", teacher, "--name", ssm.name, *worker_flags)
@@ -217,6 +222,10 @@ class LocalSystem:
         host = _ANY_HOST.get(at.host, at.host)
         return f"http://[{host}]:{at.port}" if ":" in host else f"http://{host}:{at.port}"
 
+    def operations_url(self, child_name: str) -> str:
+        """http://host:port of a service's operations port, without a path."""
+        return f"http://{broker.HOST}:{self._at.operations[child_name]}"
+
     @property
     def nats_url(self) -> str:
         """Where the broker listens."""
@@ -247,8 +256,16 @@ class LocalSystem:
     def _reserve(self) -> Addresses:
         http = self._hold(ReservedPort(self._config.host, self._config.port))
         ranks = self._hold(ReservedPort(broker.HOST, 0))
+        operations = self._reserve_operations()
         nats = self._hold(ReservedPort(broker.HOST, 0))
-        return Addresses(broker.nats_url(nats.number), self._config.host, http.number, ranks.number)
+        return Addresses(broker.nats_url(nats.number), self._config.host, http.number, ranks.number, operations)
+
+    def _reserve_operations(self) -> dict[str, int]:
+        if not self._config.operations:
+            return {}
+        nowhere = Addresses("", self._config.host, 0)
+        names = [spec.name for spec in self._services_of(self._config, nowhere)]
+        return {name: self._hold(ReservedPort(broker.HOST, 0)).number for name in names}
 
     def _hold(self, port: ReservedPort) -> ReservedPort:
         self._ports.append(port)
