@@ -24,7 +24,7 @@ MODEL := smollm2-135m-instruct
 
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-PACKAGES := -e 'libs/treecore[model,service]' -e 'services/request_manager[scaler]' -e 'services/ssm_worker[boost]' \
+PACKAGES := -e 'libs/treecore[model,service,tracing]' -e 'services/request_manager[scaler]' -e 'services/ssm_worker[boost]' \
 	-e services/llm_verifier -e 'deploy/local[peers,plots]'
 TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai
 PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml)

@@ -182,7 +182,7 @@ async def test_a_verifier_that_speaks_nonsense_is_lost_too() -> None:
     bus, registry = FakeBus(), Registry(lambda: 0.0, "me")
     verifier = FakeVerifier(LLM, WorkerId("v"), "llm")
     registry.hear(verifier.announcement())
-    await bus.subscribe("verifier.v.step", lambda _body: asyncio.sleep(0, b"\x93\x01\x02\x03"))
+    await bus.subscribe("verifier.v.step", lambda _body: asyncio.sleep(0, b"\x93\x01\x7f\x03"))
     link = VerifierLink(bus, registry)
     with pytest.raises(Unavailable, match="version"):
         await link.ask(registry.live("verifier")[0], ())

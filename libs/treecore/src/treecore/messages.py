@@ -55,13 +55,15 @@ class DraftRequest:
     """Manager -> SSM worker.
 
     `owner` is `manager.session`: a manager's new session with this worker makes it forget the old one's requests.
-    `ssm_idx` is the SSM's number there: several SSMs that draw children of one node must draw independently.
+    `ssm_idx` is the SSM's number there: several SSMs that draw children of one node must draw independently. trace: the
+    traceparent of the step's span, if it is traced.
     """
 
     owner: str
     ssm_idx: int
     released: tuple[RequestId, ...]
     items: tuple[DraftItem, ...]
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,14 @@ class VerifyItem:
 class VerifyRequest:
     """Manager -> verifier (rank 0). owner: as in DraftRequest; the group serves one manager at a time (its lease).
 
-    leaves: the manager gives the group up. Without items this only keeps the lease, or asks for it.
+    leaves: the manager gives the group up. Without items this only keeps the lease, or asks for it. trace: as there.
     """
 
     owner: str
     released: tuple[RequestId, ...]
     items: tuple[VerifyItem, ...]
     leaves: bool = False
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Admission:
 
     number: of all that this gateway has sent; what an earlier admission of the request yields is no longer wanted.
     expansion: the tree that the request names; None, unless is_dynamic, is the deployment's choice. ssms: None for all.
+    trace: the traceparent of the answer's span, if it is traced.
     """
 
     gateway_id: GatewayId
@@ -36,6 +37,7 @@ class Admission:
     is_dynamic: bool
     draft_ahead: bool | None
     ssms: tuple[str, ...] | None
+    trace: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import uvloop
 from treecore.errors import ConfigError, GroupFailed, Unavailable
 from treecore.service.settings import ServiceSettings, read_settings
 from treecore.service.telemetry import log_event, start_logging
+from treecore.service.tracing import start_tracing
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -29,6 +30,7 @@ def run_service(
     try:
         settings = read_settings(kind, argv)
         start_logging(name, settings.log_level)
+        start_tracing(settings.otlp_endpoint, name)
         uvloop.run(_until_stopped(settings, serve))
     except ConfigError as error:
         print(f"{name}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the line that start-up owes the user

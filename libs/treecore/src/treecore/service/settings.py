@@ -25,6 +25,9 @@ class ServiceSettings(BaseSettings):
     nats_user: str | None = Field(None, description="user at the broker, where it asks for one")
     nats_password: SecretStr | None = Field(None, description="best given as ESPALIER_NATS_PASSWORD")
     log_level: LogLevel = "info"
+    otlp_endpoint: str | None = Field(
+        None, pattern=r"^https?://", description="OTLP/HTTP collector that gets traces, like http://collector:4318"
+    )
     operations_host: str = Field("127.0.0.1", description="where the operations port listens")
     operations_port: int | None = Field(
         None, ge=0, le=65535, description="port of probes and /metrics; 0: any free one"

@@ -7,8 +7,11 @@ like a death.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from opentelemetry.trace import SpanKind
 
 from treecore.codec import decode, encode
 from treecore.errors import WireError
@@ -19,6 +22,7 @@ from treecore.service.presence import announce_from_thread
 from treecore.service.settings import ServiceSettings
 from treecore.service.tasks import first_of
 from treecore.service.telemetry import log_event
+from treecore.service.tracing import parent, tracer
 from treecore.service.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ async def serve_worker(
     metrics = WorkerMetrics(operations.registry, me)
 
     def watched(request: StepRequest) -> DraftReply | VerifyReply:
-        with operations.vitals.working(), metrics.busy():
+        with operations.vitals.working(), metrics.busy(), _span(request):
             reply = step(request)
         metrics.on_step(request, reply)
         return reply
@@ -85,3 +89,15 @@ async def take_steps(bus: Bus, me: Announcement, kind: type[StepRequest], step: 
     await bus.subscribe(step_subject(me.kind, me.worker_id), answer)
     log_event(logger, logging.INFO, "worker ready", worker_id=me.worker_id, model=me.name)
     return crashed
+
+
+@contextmanager
+def _span(request: DraftRequest | VerifyRequest) -> Iterator[None]:
+    """The body is the worker's part of a step that is traced, or of one that is not."""
+    if not request.trace:
+        yield
+        return
+    name = "draft" if isinstance(request, DraftRequest) else "verify"
+    attributes = {"espalier.step.requests": len(request.items)}
+    with tracer().start_as_current_span(name, parent(request.trace), SpanKind.SERVER, attributes):
+        yield

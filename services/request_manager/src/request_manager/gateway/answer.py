@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from opentelemetry.trace import Span
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,6 +26,7 @@ from request_manager.gateway.grammar_fields import GrammarChecker, checked_gramm
 from request_manager.gateway.metrics import GatewayMetrics
 from request_manager.gateway.schema import R, ignored_fields, parse
 from request_manager.gateway.settings import GatewaySettings
+from request_manager.gateway.spans import answering, end_answer, fail_answer
 from request_manager.gateway.sse import DONE, Event, EventStream
 from request_manager.gateway.text import TextCodec
 from request_manager.gateway.transcript import Transcript, extension, usage
@@ -70,12 +72,13 @@ class Answerer:
         arrived_s = self.sources.clock()
         body = await read_object(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
         fields = parse(dialect.request, body)
-        job = await self._admitted(fields, dialect, request.state.request_id, self._draw_seed(request))
-        telling = _Telling(self, job, dialect, arrived_s)
         headers = _ignored_header(ignored_fields(dialect.request, body))
-        if fields.stream:
-            return EventStream(await while_connected(request.receive, telling.opened()), headers)
-        return JSONResponse(await while_connected(request.receive, telling.whole()), headers=headers)
+        with answering(dialect.operation, fields, request) as span:
+            job = await self._admitted(fields, dialect, request.state.request_id, self._draw_seed(request))
+            telling = _Telling(self, job, dialect, arrived_s, span)
+            if fields.stream:
+                return EventStream(await while_connected(request.receive, telling.opened()), headers)
+            return JSONResponse(await while_connected(request.receive, telling.whole()), headers=headers)
 
     def _draw_seed(self, request: Request) -> Callable[[], int]:
         """The seed of a request that names none. With an Idempotency-Key a retry, at any gateway, says the same."""
@@ -95,11 +98,12 @@ class Answerer:
 class _Telling:
     """One job being generated and told. Owns its transcripts."""
 
-    def __init__(self, answerer: Answerer, job: Job, dialect: Dialect[Any], arrived_s: float) -> None:
+    def __init__(self, answerer: Answerer, job: Job, dialect: Dialect[Any], arrived_s: float, span: Span) -> None:
         self._answerer = answerer
         self._job = job
         self._dialect = dialect
         self._arrived_s = arrived_s
+        self._span = span
         self._transcripts = [Transcript() for _ in job.generations]
 
     async def whole(self) -> Json:
@@ -147,11 +151,16 @@ class _Telling:
         """What all choices say, written down."""
         answerer = self._answerer
         choices = list(map(self._choice, self._job.generations, self._job.echoes))
-        async with aclosing(side_by_side(choices)) as deltas:
-            async for idx, delta in deltas:
-                self._transcripts[idx].add(delta, answerer.sources.clock())
-                answerer.metrics.count_tokens(len(delta.tokens))
-                yield idx, delta
+        try:
+            async with aclosing(side_by_side(choices)) as deltas:
+                async for idx, delta in deltas:
+                    self._transcripts[idx].add(delta, answerer.sources.clock())
+                    answerer.metrics.count_tokens(len(delta.tokens))
+                    yield idx, delta
+        except BaseException as error:
+            fail_answer(self._span, error)
+            raise
+        end_answer(self._span, self._transcripts, self._job.prompt_len, self._arrived_s)
         now_s = answerer.sources.clock()
         answerer.metrics.observe_answer(self._job.model, self._transcripts, self._arrived_s, now_s)
 

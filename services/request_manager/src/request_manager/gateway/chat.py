@@ -15,6 +15,7 @@ class ChatDialect:
     """Dialect[ChatRequest]."""
 
     id_prefix = "chatcmpl-"
+    operation = "chat"
     prompt_param = "messages"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

@@ -16,6 +16,7 @@ class CompletionDialect:
     """Dialect[CompletionRequest]."""
 
     id_prefix = "cmpl-"
+    operation = "text_completion"
     prompt_param = "prompt"
     whole_object = "text_completion"
     chunk_object = "text_completion"

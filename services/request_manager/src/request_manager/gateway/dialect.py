@@ -15,9 +15,10 @@ Json = dict[str, Any]
 
 
 class Dialect(Protocol[R]):
-    """One endpoint of the OpenAI API. prompt_param: the field that holds the prompt."""
+    """One endpoint of the OpenAI API. prompt_param: the field that holds the prompt. operation: as traces name it."""
 
     id_prefix: str
+    operation: str
     prompt_param: str
     whole_object: str
     chunk_object: str

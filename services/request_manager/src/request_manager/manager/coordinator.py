@@ -16,6 +16,7 @@ from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Outbox, Request
 from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
+from request_manager.manager.spans import describe_step, step_span
 from request_manager.manager.speculator import Speculator, Turn
 from request_manager.manager.ssm_pool import SsmPool
 from request_manager.manager.step_record import Observer
@@ -102,6 +103,7 @@ class Coordinator:
     def cancel(self, request: Request) -> None:
         """The client is gone: the request takes part in no further step and its cache is freed."""
         request.is_cancelled = True
+        request.end()
         self._queue.withdraw(request)
         self._wake.set()
 
@@ -124,7 +126,8 @@ class Coordinator:
             return
         plan = self._plan(worker)
         if plan.items:
-            await self._step(worker, plan)
+            with step_span([self._queue[item.request_id].span for item in plan.items]):
+                await self._step(worker, plan)
         else:
             await self._idle(worker)
 
@@ -149,7 +152,9 @@ class Coordinator:
         accepted = self._commit(worker, trials, reply)
         clock = StepClock(started, drafted, verified, perf_counter())
         self._lesson = partial(self._speculator.learn, found, worker, accepted, reply, clock.total_ms)
-        self._observer.on_step(CommittedStep(trials, found, reply, accepted, clock).record(self._ssms.name_of))
+        record = CommittedStep(trials, found, reply, accepted, clock).record(self._ssms.name_of)
+        describe_step(record)
+        self._observer.on_step(record)
 
     async def _ask(self, worker: Worker, questions: Sequence[VerifyItem]) -> VerifyReply:
         """The verifier's answer. While it is at work, what the last step taught is learned."""
@@ -307,6 +312,7 @@ class Coordinator:
         log_event(logger, logging.WARNING, "request failed", request_id=request.request_id, error=error)
         self._observer.on_failed(code_of(error))
         request.outbox.put_nowait(error)
+        request.end(error)
         self._forget(request)
 
     def _commit_trial(self, trial: Trial, answer: VerifiedItem, worker: Worker) -> Accepted | None:
@@ -336,6 +342,7 @@ class Coordinator:
 
     def _forget(self, request: Request) -> None:
         """The request is over: its place is free."""
+        request.end()
         self._queue.remove(request)
         self._release(request.request_id)
 

@@ -30,6 +30,7 @@ from treecore.messages import (
 )
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
+from treecore.service.tracing import current_trace
 from treecore.tree import TokenTree
 
 logger = logging.getLogger(__name__)
@@ -178,9 +179,9 @@ class Drafter:
         return not self._is_late
 
     def _send(self, wishes: Sequence[DraftWish]) -> None:
-        request = DraftRequest(
-            self._link.owner, self._link.ssm_idx, tuple(self._released), tuple(self._item(wish) for wish in wishes)
-        )
+        items = tuple(self._item(wish) for wish in wishes)
+        link, released = self._link, tuple(self._released)
+        request = DraftRequest(link.owner, link.ssm_idx, released, items, current_trace())
         self._released.clear()
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:

@@ -6,8 +6,10 @@ from time import perf_counter
 from typing import Protocol
 
 import numpy as np
+from opentelemetry.trace import Span
 
 from request_manager.contract import FinishReason, Generation, TokenDelta, TokenLogprob
+from request_manager.manager.spans import end_request, request_span
 from treecore.errors import EspalierError
 from treecore.messages import RequestId, Tokens, WorkerId
 
@@ -26,7 +28,7 @@ class Request:
     """A request from admission to its last token.
 
     output: what another manager had committed before. committed: prompt and output. step: the step in progress, counted
-    per request, repeated when a step is retried.
+    per request, repeated when a step is retried. span: of this request, if it is traced.
     num_fruitless: steps whose answer for this request could not be used, since it last got further than before;
     farthest: how many committed tokens a verifier had computed then.
     verifier_id, verified_len, verified_rows: which verifier holds how many committed tokens, and has blocks for how
@@ -50,6 +52,7 @@ class Request:
     submitted_s: float = field(default_factory=perf_counter)
     was_admitted: bool = False
     finish_reason: FinishReason | None = None
+    span: Span = field(default_factory=request_span)
 
     def __post_init__(self, output: Sequence[int]) -> None:
         self.committed = [*self.generation.prompt.tolist(), *output]
@@ -76,6 +79,11 @@ class Request:
     def held_rows(self, verifier_id: WorkerId) -> int:
         """Committed tokens and nodes that this verifier has blocks for."""
         return self.verified_rows if self.verifier_id == verifier_id else 0
+
+    def end(self, error: EspalierError | None = None) -> None:
+        """It is over: its span ends."""
+        num_output = self.committed_len - len(self.generation.prompt)
+        end_request(self.span, num_output, self.num_token_steps, error)
 
     def holds(self, verifier_id: WorkerId | None, num_tokens: int, num_nodes: int = 0) -> None:
         """Note that this verifier holds the first `num_tokens` committed tokens, and so many nodes behind them."""

@@ -16,6 +16,7 @@ from treecore.errors import Unavailable, Unreachable, WireError
 from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId, step_subject
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
+from treecore.service.tracing import current_trace
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class VerifierLink:
         Raises Unavailable if the verifier is gone or its answer unusable, Unreachable if it has not even been asked or
         serves another manager, WireError if the question is too large for a message.
         """
-        request = VerifyRequest(self._owner_at(worker), tuple(self._released), tuple(items))
+        released = tuple(self._released)
+        request = VerifyRequest(self._owner_at(worker), released, tuple(items), trace=current_trace())
         body = encode(request)
         try:
             reply = decode(await self._exchange(worker, body), VerifyReply)

@@ -18,6 +18,7 @@ from treecore.errors import EspalierError, Unavailable, WireError
 from treecore.messages import RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
+from treecore.service.tracing import below
 from treecore.streams import (
     Admission,
     AdmissionReply,
@@ -134,7 +135,8 @@ class Desk:
             raise WireError("a request without a prompt, or with all of its output")
         place = Place(admission.request_id, admission.number, len(admission.output))
         ticket = _Ticket(place, client, num_sent=place.start)
-        ticket.request = self._manager.submit(generation_of(admission), ticket, admission.output.tolist())
+        with below(admission.trace):
+            ticket.request = self._manager.submit(generation_of(admission), ticket, admission.output.tolist())
         client.tickets[admission.request_id] = ticket
 
     async def _on_streams(self, body: bytes) -> bytes | None:

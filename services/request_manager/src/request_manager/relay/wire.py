@@ -8,6 +8,7 @@ import numpy as np
 from request_manager.contract import Generation, ModelCard, TokenDelta, TokenLogprob
 from treecore.errors import EspalierError, InvalidRequest, Overloaded, Unavailable
 from treecore.messages import Logprobs, RequestId
+from treecore.service.tracing import current_trace
 from treecore.streams import Admission, Delta, GatewayId, ManagerAnnouncement, Verdict
 
 
@@ -36,6 +37,7 @@ def admission_of(generation: Generation, gateway_id: GatewayId, number: int, out
         tree == "dynamic",
         generation.draft_ahead,
         None if ssms is None else tuple(sorted(ssms)),
+        current_trace(),
     )
 
 
