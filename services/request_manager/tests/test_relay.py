@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from hypothesis import given
 from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation, TokenDelta
@@ -15,13 +16,24 @@ from request_manager.manager.testing import POLICY, Stage
 from request_manager.relay.desk import Desk
 from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.remote import Patience, RemoteManager
+from request_manager.relay.wire import Place, admission_of, error_of, from_wire, generation_of, to_wire, verdict_of
 from request_manager.roster import Roster, Watch, watch
+from treecore.codec import encode
 from treecore.errors import EspalierError, Overloaded, Unavailable
 from treecore.messages import RequestId, WorkerId
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.service.presence import Announcer
-from treecore.streams import ANNOUNCE_MANAGER, GatewayId, ManagerAnnouncement, admit_subject, streams_subject
+from treecore.streams import (
+    ANNOUNCE_MANAGER,
+    Admission,
+    Delta,
+    GatewayId,
+    ManagerAnnouncement,
+    admit_subject,
+    streams_subject,
+)
+from treecore.testing import any_message
 from treecore.testing.bus import Call, FakeBus, Fate, Rule, Verdict, deliver_all
 from treecore.testing.scripted import ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSsm, FakeVerifier
@@ -178,6 +190,35 @@ async def gateway(*names: str, rule: Rule = deliver_all, max_waiting: int = 8) -
         endings = await asyncio.gather(*tasks, return_exceptions=True)
         await bus.close()
     assert all(isinstance(ending, asyncio.CancelledError) for ending in endings), endings
+
+
+@given(any_message.admissions)
+def test_a_request_is_the_same_at_the_other_end(admission: Admission) -> None:
+    """All that its tokens depend on, and who may draft how, but for its name."""
+    if admission.is_dynamic:
+        admission = replace(admission, expansion=None)
+    if admission.ssms is not None:
+        admission = replace(admission, ssms=tuple(sorted(set(admission.ssms))))
+    again = admission_of(
+        replace(generation_of(admission), request_id=admission.request_id),
+        admission.gateway_id,
+        admission.number,
+        admission.output.tolist(),
+    )
+    assert encode(replace(again, trace=admission.trace)) == encode(admission)
+
+
+@given(any_message.deltas)
+def test_a_delta_or_error_is_the_same_at_the_other_end(delta: Delta) -> None:
+    """Tokens, counts and log-probabilities; of an error, what a client is told."""
+    if delta.error is None and delta.logprobs is None:
+        place = Place(delta.request_id, delta.number, delta.start)
+        assert to_wire(place, from_wire(delta, 0)) == delta
+        assert from_wire(delta, 5).steps == delta.steps + 5
+    if delta.error is not None:
+        error = error_of(delta.error)
+        assert str(error) == delta.error.message
+        assert type(error_of(verdict_of(error))) is type(error)
 
 
 async def test_a_remote_manager_says_what_a_local_one_does() -> None:
