@@ -48,14 +48,16 @@ class ManagerMetrics:
     def _make_drafts(self) -> None:
         make = self._make
         self._drafted = make.counter("draft_tokens", "Drafted nodes verified")
-        self._accepted = make.counter("accepted_tokens", "Drafted nodes accepted, by depth", "depth")
+        accepted = make.counter("accepted_tokens", "Drafted nodes accepted, by depth", "depth")
+        self._accepted = [accepted.labels(str(depth)) for depth in range(1, _MAX_DEPTH_LABEL + 1)]
         self._proposed = make.counter("ssm_draft_tokens", "Verified nodes that an SSM proposed", "ssm")
         self._kept = make.counter("ssm_accepted_tokens", "Accepted nodes that an SSM proposed", "ssm")
         self._expected = make.counter(
             "expected_tokens", "Nodes that should be accepted, by the estimate that chose them"
         )
         self._met = make.counter("expected_accepted_tokens", "Nodes of those trees that were accepted")
-        self._trees = make.counter("trees", "Trees verified", "drafted")
+        trees = make.counter("trees", "Trees verified", "drafted")
+        self._trees_ahead, self._trees_in_step = trees.labels("ahead"), trees.labels("in_step")
         self._hidden_ratio = make.gauge(
             "draft_hidden_ratio", "Share of the trees verified so far whose draft was there before their step began"
         )
@@ -97,15 +99,15 @@ class ManagerMetrics:
         self._drafted.inc(record.num_drafted)
         self._expected.inc(record.num_expected)
         self._met.inc(record.num_met)
-        for depth, count in enumerate(record.accepted_per_depth[:_MAX_DEPTH_LABEL], start=1):
-            self._accepted.labels(str(depth)).inc(count)
-        for counter, counts in ((self._proposed, record.proposed), (self._kept, record.accepted)):
+        for counter, count in zip(self._accepted, record.accepted_per_depth, strict=False):
+            counter.inc(count)
+        for by_ssm, counts in ((self._proposed, record.proposed), (self._kept, record.accepted)):
             for ssm, count in counts.items():
-                counter.labels(self._name(ssm)).inc(count)
+                by_ssm.labels(self._name(ssm)).inc(count)
 
     def _count_trees(self, num_trees: int, num_hidden: int) -> None:
-        self._trees.labels("ahead").inc(num_hidden)
-        self._trees.labels("in_step").inc(num_trees - num_hidden)
+        self._trees_ahead.inc(num_hidden)
+        self._trees_in_step.inc(num_trees - num_hidden)
         self._num_trees += num_trees
         self._num_hidden += num_hidden
         if self._num_trees:
