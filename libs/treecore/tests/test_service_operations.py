@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from treecore.errors import ConfigError
-from treecore.service.operations import Operations, open_operations
+from treecore.service.operations import Operations, _Exchange, open_operations
 from treecore.service.settings import ServiceSettings
 from treecore.service.vitals import Vitals
 
@@ -189,7 +189,8 @@ async def test_clients_that_hang_hold_up_nobody() -> None:
 
 
 async def test_a_client_that_hangs_is_left_alone_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection is closed."""
+    """Its connection is closed, after some seconds."""
+    assert 1 <= _Exchange.timeout <= 10
     monkeypatch.setattr("treecore.service.operations._Exchange.timeout", 0.01)
     async with opened() as operations:
         reader, writer = await asyncio.open_connection(LOCAL, operations.port)

@@ -163,6 +163,31 @@ async def test_a_worker_is_ready_while_it_has_a_broker(nats_server: NatsServer) 
         await until_ready(operations, is_ready=False)
 
 
+async def test_a_worker_that_computes_is_alive(nats_server: NatsServer) -> None:
+    """Even where the event loop may not stand still for any time at all, as it does in a step."""
+    me, stop, operations = verifier(), asyncio.Event(), Operations(live_timeout_s=1e-9)
+    alive: list[bool] = []
+
+    def step(request: VerifyRequest) -> VerifyReply:
+        alive.append(operations.vitals.is_alive)
+        return me.step(request)
+
+    settings = ServiceSettings(nats_url=nats_server.url, subject_prefix="t")
+    work = serve_worker(
+        settings, lambda leaving: me.announcement(leaving=leaving), VerifyRequest, step, stop, operations
+    )
+    serving = asyncio.create_task(work)
+    while not operations.vitals.has_started:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0)
+    bus = await NatsBus.connect(settings.broker, "manager", asyncio.Event())
+    await bus.request(step_subject("verifier", WorkerId("v")), encode(question()), SOON_S)
+    await bus.close()
+    stop.set()
+    await serving
+    assert alive == [True]
+    assert not operations.vitals.is_alive
+
+
 async def test_steps_over_the_broker_are_counted(nats_server: NatsServer) -> None:
     """By the worker as work, and by both ends of the bus as messages and bytes."""
     stop, registry = asyncio.Event(), CollectorRegistry()

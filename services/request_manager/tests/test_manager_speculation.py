@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from request_manager.contract import Generation
 from request_manager.manager.economy import Economy, StepTimes
@@ -136,6 +137,18 @@ def test_nodes_are_verified_where_they_pay() -> None:
     assert num_chosen(Economy(), free, likely(0.5)) == 3
     assert num_chosen(Economy(), dear, likely(0.6)) == 0
     assert num_chosen(Economy(), free, likely(1e-9)) == 0
+
+
+def test_what_is_expected_is_of_nodes_alone() -> None:
+    """Roots, and requests whose trees are not chosen, bring a token whatever is chosen; it is not counted."""
+    economy, llm = Economy(), announcement("verifier", {1: 20.0, 64: 20.5})
+    for num_others in (0, 3):
+        chosen = economy.choose(likely(0.5), BOUNDS, economy.price(llm, num_others, num_others), 0.0, NOBODY)
+        p = 0.85 * 0.5 / (1 - 0.85 * 0.5)  # odds of a node, as little as is believed before anything was seen
+        p /= 1 + p
+        assert chosen.num_expected == pytest.approx(p + p**2 + p**3)
+    dear = announcement("other", {1: 20.0, 2: 40.0, 64: 1280.0})
+    assert economy.choose(likely(0.5), BOUNDS, economy.price(dear, 0, 0), 0.0, NOBODY).num_expected == 0
 
 
 def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
