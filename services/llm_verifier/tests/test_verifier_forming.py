@@ -1,9 +1,10 @@
 """How ranks meet: any order, nobody twice, nobody who does not belong. Threads stand in for processes."""
 
 import socket
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,26 @@ def test_who_does_not_belong_is_refused_and_the_group_forms_all_the_same(rank: i
             join(pool, port, rank, theirs).result()
         right = join(pool, port, 1)
         close(leader.result(), right)
+
+
+def test_in_a_roll_out_a_new_rank_waits_for_the_new_leader() -> None:
+    """It is sent away, not refused: a StatefulSet replaces the leader only while this rank lives."""
+    new, sent_away = {**FACTS, "group_generation": "new"}, threading.Event()
+
+    def is_stopped() -> bool:
+        sent_away.set()
+        return False
+
+    with reserved_port() as port, ThreadPoolExecutor(2) as pool:
+        old = lead(pool, port, 2, Patience(20, 20, sent_away.is_set))
+        with closing(Wire(connected(port), 20)) as wire:
+            wire.send("hello", 1, new)
+            assert wire.receive().kind == "later"
+        rank = join(pool, port, 1, new, Patience(20, 20, is_stopped))
+        with pytest.raises(GroupFailed, match="missing ranks 1"):
+            old.result()
+        wires = gather_ranks(Seat(0, 2, 1, ("127.0.0.1", port)), new, LONG, STORE_PORT)
+        close(wires, rank)
 
 
 def test_a_rank_twice_is_refused() -> None:

@@ -67,7 +67,7 @@ def test_an_explicit_rendezvous_wins() -> None:
         (lws(1), {"rank": 2}, r"--rank 2 contradicts LWS_WORKER_INDEX=1"),
         (lws(1), {"group_service": "s"}, r"LWS_WORKER_INDEX=1 contradicts the ordinal of pod-2"),
         (lws(1, size=8), {}, r"LWS_GROUP_SIZE=8 contradicts"),
-        (lws(1), {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}, r"LWS_GROUP_SIZE=4 contradicts"),
+        (lws(1), {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}, r"LWS_GROUP_SIZE=4 contradicts .* = 1"),
         ({**lws(1), "LWS_WORKER_INDEX": "-1"}, {}, "LWS_WORKER_INDEX=-1 is no number"),
         ({}, {"rank": 1, "rendezvous": "nowhere"}, "must look like host:port"),
         ({}, {"rank": 1, "rendezvous": "a:99999"}, "must look like host:port"),
@@ -88,3 +88,41 @@ def test_a_hostname_without_an_ordinal() -> None:
     """A StatefulSet's has one."""
     with pytest.raises(ConfigError, match="'host' does not end in"):
         seat(group_service="s")
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "local", "rank", "leader"), [(0, 1, 1, 0), (1, 0, 2, 0), (2, 1, 1, 2), (3, 1, 3, 2)]
+)
+def test_pods_with_several_ranks(ordinal: int, local: int, rank: int, leader: int) -> None:
+    """Two ranks a pod, two pods a group: pods 0 and 1, 2 and 3."""
+    found = seat(hostname=f"llm-{ordinal}", group_service="ranks", ranks_per_pod=2, local_rank=local)
+    assert (found.rank, found.rendezvous) == (rank, (f"llm-{leader}.ranks", 7800))
+
+
+def test_a_leader_worker_set_of_pods_with_several_ranks() -> None:
+    """Its index and size count pods."""
+    found = seat(lws(1, size=2), ranks_per_pod=2, local_rank=1)
+    assert (found.rank, found.rendezvous) == (3, ("group-0.svc", 7800))
+
+
+@pytest.mark.parametrize("environ", [{}, lws(0, size=1)])
+def test_a_group_within_one_pod_meets_there(environ: dict[str, str]) -> None:
+    """It needs no name, and no network."""
+    found = seat(environ, ranks_per_pod=4, local_rank=3)
+    assert (found.rank, found.rendezvous) == (3, ("127.0.0.1", 7800))
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings", "words"),
+    [
+        ({}, {"ranks_per_pod": 3}, "--ranks-per-pod 3 does not divide the 4 ranks"),
+        ({}, {"ranks_per_pod": 2, "local_rank": 2}, "--local-rank 2: a pod has the local ranks 0 to 1"),
+        ({}, {"ranks_per_pod": 2, "local_rank": 0}, "a group of 4 ranks needs --rank"),
+        (lws(1, size=4), {"ranks_per_pod": 2, "local_rank": 0}, r"LWS_GROUP_SIZE=4 contradicts .* = 2"),
+        (lws(0, size=1), {"ranks_per_pod": 4, "local_rank": 1, "rank": 2}, "--rank 2 contradicts LWS_WORKER_INDEX=0"),
+    ],
+)
+def test_what_is_wrong_with_pods_is_named(environ: dict[str, str], settings: dict[str, Any], words: str) -> None:
+    """One line each."""
+    with pytest.raises(ConfigError, match=words):
+        seat(environ, "pod", **settings)

@@ -16,6 +16,10 @@ class GroupSettings(ServiceSettings):
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="ranks that split each layer")
     pipeline_parallel_size: int = Field(1, ge=1, le=64, description="stages that split the layers")
     rank: int | None = Field(None, ge=0, description="this process's rank (default: LWS_WORKER_INDEX, or the ordinal)")
+    ranks_per_pod: int = Field(1, ge=1, le=64, description="consecutive ranks that a pod has, a process each")
+    local_rank: int | None = Field(
+        None, ge=0, description="which of its pod's ranks this process is; absent: it starts them all"
+    )
     rendezvous: str | None = Field(None, description="host:port where rank 0 waits (default: LWS_LEADER_ADDRESS)")
     group_service: str | None = Field(None, description="headless service of the StatefulSet that runs the ranks")
     group_port: int = Field(7800, ge=1, le=65535, description="port of the rendezvous where its host is found")

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from llm_verifier.engine import Engine
 from llm_verifier.group.member import Follower, hardware, lead
+from llm_verifier.group.pod import run_ranks
 from llm_verifier.group.seat import Seat, find_seat
 from llm_verifier.lease import Lease, Tenancy
 from llm_verifier.settings import VerifierSettings
@@ -35,6 +36,10 @@ from treecore.service.worker import serve_worker
 
 async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises ConfigError if the checkpoint cannot be loaded, or gives no numbers."""
+    if settings.ranks_per_pod > 1 and settings.local_rank is None:
+        command = (sys.executable, "-m", "llm_verifier", *sys.argv[1:])
+        await run_ranks(settings.ranks_per_pod, command, os.environ, stop)
+        return
     async with open_operations(settings) as operations:
         await _serve_seat(find_seat(settings, os.environ, socket.gethostname()), settings, stop, operations)
 
@@ -72,7 +77,9 @@ async def _lead(seat: Seat, settings: VerifierSettings, stop: asyncio.Event, ope
 
 
 async def _follow(seat: Seat, settings: VerifierSettings, stop: asyncio.Event, operations: Operations) -> None:
-    follower = Follower(seat, settings, on_ready=lambda: operations.vitals.start(lambda: not stop.is_set()))
+    # At once: a StatefulSet replaces a group's next pod when this one is ready. Rank 0 says whether the group can work.
+    operations.vitals.start(lambda: not stop.is_set())
+    follower = Follower(seat, settings)
 
     async def leave_on_stop() -> None:
         await stop.wait()

@@ -7,10 +7,12 @@ from pathlib import Path
 from llm_verifier.settings import VerifierSettings
 from treecore.errors import ConfigError
 from treecore.model.backend import choose_device
+from treecore.service.settings import ServiceSettings
 
 _OWN = {  # what a rank may have to itself
-    *("nats_url", "subject_prefix", "log_level", "model", "name"),
-    *("rank", "rendezvous", "group_service", "group_port", "group_timeout_s", "rendezvous_timeout_s"),
+    *ServiceSettings.model_fields,
+    *("model", "name", "rank", "local_rank", "rendezvous", "group_service", "group_port"),
+    *("group_timeout_s", "rendezvous_timeout_s"),
 }
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096

@@ -1,7 +1,7 @@
 """How a group comes together: rank 0 listens, the others join in any order, and nobody goes on before all are there.
 
 Knows connections and facts that must agree; must not know models. What does not belong to the group is refused by
-name: an old leader and new workers are no group.
+name. An old leader and new workers are no group either, but not for good: in a roll-out a new leader is about to come.
 """
 
 import logging
@@ -22,6 +22,8 @@ from treecore.service.telemetry import log_event
 logger = logging.getLogger(__name__)
 
 Facts = dict[str, str]
+
+GENERATION = "group_generation"
 
 _POLL_S = 0.2
 _HELLO_S = 5.0  # a connection that says nothing for so long is none of ours
@@ -59,7 +61,7 @@ def join_ranks(seat: Seat, facts: Facts, patience: Patience) -> tuple[Wire, int]
     """
     deadline = time.monotonic() + patience.complete_s
     while True:
-        with suppress(OSError):  # not there yet, or gone before the group was complete
+        with suppress(OSError):  # not there yet, of another generation, or gone before the group was complete
             return _join_once(seat, facts, patience, deadline)
         patience.check(deadline)
         time.sleep(_POLL_S)
@@ -82,6 +84,8 @@ def _store_port(frame: Frame, seat: Seat) -> int:
         return int(frame.fields[0])
     if frame.kind == "refused":
         raise ConfigError(str(frame.fields[0]))
+    if frame.kind == "later":
+        raise ConnectionError(str(frame.fields[0]))
     raise ConfigError(f"what listens at {_spelled(seat.rendezvous)} is no leader of a verifier group")
 
 
@@ -129,11 +133,11 @@ class _Lobby:
         wire = Wire(connection, _HELLO_S)
         try:
             rank = self._checked(wire.receive())
+        except _OtherGeneration as error:
+            _send_away(wire, "later", error)
         except (OSError, WireError, ConfigError) as error:
             log_event(logger, logging.WARNING, "rank refused", address=address[0], reason=error)
-            with suppress(OSError):
-                wire.send("refused", str(error))
-            wire.close()
+            _send_away(wire, "refused", error)
         else:
             connection.settimeout(self._silence_s)
             self._joined[rank] = wire
@@ -144,6 +148,8 @@ class _Lobby:
         rank, facts = frame.fields
         if not isinstance(rank, int) or not isinstance(facts, dict):
             raise WireError("no rank of a verifier group")
+        if facts.get(GENERATION) != self._facts.get(GENERATION):
+            raise _OtherGeneration(f"rank {rank} is of generation {facts.get(GENERATION)!r}")
         if differs := difference(self._facts, facts):
             raise ConfigError(f"rank {rank} does not belong to this group: {differs}")
         if not 0 < rank < self._seat.size:
@@ -151,6 +157,16 @@ class _Lobby:
         if rank in self._joined:
             raise ConfigError(f"rank {rank} is taken: two processes were started with this rank")
         return rank
+
+
+class _OtherGeneration(Exception):
+    """A rank from before a roll-out, or from behind it."""
+
+
+def _send_away(wire: Wire, kind: str, reason: Exception) -> None:
+    with suppress(OSError):
+        wire.send(kind, str(reason))
+    wire.close()
 
 
 def _listen(at: tuple[str, int]) -> socket.socket:

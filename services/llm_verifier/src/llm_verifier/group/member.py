@@ -78,22 +78,12 @@ def lead(
 
 
 class Follower:
-    """Another rank's whole life. `run` in one thread; `leave` from another asks rank 0 to end the group in peace.
+    """Another rank's whole life. `run` in one thread; `leave` from another asks rank 0 to end the group in peace."""
 
-    on_ready: called once its part is loaded.
-    """
-
-    def __init__(
-        self,
-        seat: Seat,
-        settings: VerifierSettings,
-        on_end: OnEnd = exit_with_group,
-        on_ready: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, seat: Seat, settings: VerifierSettings, on_end: OnEnd = exit_with_group) -> None:
         self._seat = seat
         self._settings = settings
         self._on_end = on_end
-        self._on_ready = on_ready
         self._watch: FollowerWatch | None = None
         self._is_leaving = False
 
@@ -111,7 +101,6 @@ class Follower:
             collectives = _connected(seat, store, self._settings, activity, watch)
             decoder = self._loaded(collectives, watch)
             watch.tell_ready(describe(decoder))
-            self._on_ready()
             follow(decoder, collectives, watch)
             collectives.close()
         finally:
