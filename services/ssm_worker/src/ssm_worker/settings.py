@@ -1,19 +1,24 @@
 """The SSM worker's settings: environment (ESPALIER_...) and flags."""
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import CliImplicitFlag
 
 from treecore.service.settings import ServiceSettings
+
+SHIPPED = "shipped:"
 
 
 class SsmSettings(ServiceSettings):
     """Flags of `python -m ssm_worker`."""
 
     kind: Literal["model", "suffix"] = Field("model", description="a small model, or what repeats in the text so far")
-    ssm: Path | None = Field(None, description="directory of the SSM's checkpoint (kind model)")
+    ssm: Path | None = Field(
+        None, description="directory of the SSM's checkpoint, or shipped:NAME for one of this package (kind model)"
+    )
     teacher: Path | None = Field(
         None,
         description="directory of the LLM; for an SSM that borrows its embedding or its vocabulary, and for suffix",
@@ -31,3 +36,14 @@ class SsmSettings(ServiceSettings):
     prefix_cache: CliImplicitFlag[bool] = Field(
         True, description="reuse the K and V of equal beginnings, across requests too"
     )
+
+    @field_validator("ssm")
+    @classmethod
+    def _find_shipped(cls, ssm: Path | None) -> Path | None:
+        if ssm is None or not (name := str(ssm)).startswith(SHIPPED):
+            return ssm
+        artefacts = Path(str(files("ssm_worker") / "artefacts"))
+        known = {path.name: path for path in artefacts.iterdir() if path.is_dir()}
+        if (wanted := name.removeprefix(SHIPPED)) not in known:
+            raise ValueError(f"there is no {wanted!r} in this package, but: {', '.join(sorted(known))}")
+        return known[wanted]
