@@ -26,7 +26,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 PACKAGES := -e 'libs/treecore[model,service,tracing]' -e 'services/request_manager[scaler]' -e 'services/ssm_worker[boost]' \
 	-e services/llm_verifier -e 'deploy/local[peers,plots]'
-TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai
+TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai \
+	kubernetes-validate
 PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml)
 
 HAS_TRITON := $(BIN)/python -c 'import triton; assert triton.__version__ == "3.6.0"' 2>/dev/null

@@ -1,0 +1,9 @@
+{{/* Whether an object of an API that may be absent is rendered: (list $ "auto" "monitoring.coreos.com/v1/PodMonitor") */}}
+{{- define "espalier.wanted" -}}
+{{- $enabled := toString (index . 1) -}}
+{{- if eq $enabled "auto" -}}
+{{- if (index . 0).Capabilities.APIVersions.Has (index . 2) }}yes{{ end -}}
+{{- else if eq $enabled "true" -}}
+yes
+{{- end -}}
+{{- end -}}
