@@ -8,6 +8,8 @@ from treecore.costs import ForwardCosts
 from treecore.messages import BlockUsage, WorkerId
 
 Model = Literal["draft", "verify"]
+Retry = Literal["unreachable", "lost"]
+"""Why a step comes again: the verifier was not asked; it did not answer, or not usably."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Observer(Protocol):
     def on_step(self, record: StepRecord) -> None:
         """A step has been committed."""
 
-    def on_retried(self, reason: str) -> None:
+    def on_retried(self, reason: Retry) -> None:
         """A step could not be verified and is planned again."""
 
     def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:

@@ -14,7 +14,7 @@ from request_manager.manager.coordinator import Coordinator, Policy
 from request_manager.manager.local import LocalManager
 from request_manager.manager.registry import Registry
 from request_manager.manager.ssm_pool import SsmPool
-from request_manager.manager.step_record import Model, StepRecord
+from request_manager.manager.step_record import Model, Retry, StepRecord
 from request_manager.manager.verifying import VerifierLink
 from request_manager.roster import Loss
 from treecore.costs import ForwardCosts
@@ -61,7 +61,7 @@ class Recorder:
     llm: str = ""
     num_preempted: int = 0
     queued_s: list[float] = field(default_factory=list)
-    retried: Counter[str] = field(default_factory=Counter)
+    retried: Counter[Retry] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     costs: dict[tuple[Model, str], ForwardCosts] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Recorder:
         """See Observer."""
         self.load = (num_running, num_waiting)
 
-    def on_retried(self, reason: str) -> None:
+    def on_retried(self, reason: Retry) -> None:
         """See Observer."""
         self.retried[reason] += 1
 
