@@ -200,6 +200,14 @@ async def test_a_process_that_does_not_answer_stops_scaling_by_it(
     assert cluster.groups > 1
 
 
+async def test_a_process_that_never_answers_is_no_rest(cluster: Cluster) -> None:
+    """Nor are its silent neighbours."""
+    cluster.kubernetes.add("statefulsets", "verifier", 4)
+    cluster.managers[1].how = 500
+    await cluster.turn(60)
+    assert cluster.groups == 2
+
+
 async def test_an_ssm_that_cannot_be_measured_does_not_stop_the_others(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,7 +267,7 @@ async def test_who_does_not_lead_does_nothing(cluster: Cluster, caplog: pytest.L
 async def test_the_lease_lost_in_the_middle_of_a_turn(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written any more, and what was known is forgotten: after it is back, five turns are no rest."""
+    """Nothing is written any more."""
     await cluster.turn(2)
     cluster.crowd()
     await cluster.turn()
@@ -278,6 +286,7 @@ async def test_a_dry_run_only_tells(cluster: Cluster, caplog: pytest.LogCaptureF
     await cluster.turn(3)
     assert cluster.kubernetes.writes == []
     assert told(caplog).count("would scale") >= 3
+    assert cluster.registry.get_sample_value("espalier_scaler_replicas", {"target": "verifier"}) is None
 
 
 async def test_after_a_long_gap_the_first_look_is_no_period(cluster: Cluster) -> None:

@@ -141,6 +141,31 @@ async def test_what_is_given_up_is_free_at_once(kubernetes: FakeKubernetes, a: C
     assert kubernetes.holder("lease") == "b"
 
 
+async def test_a_slow_answer_does_not_prolong_it(a: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others count from when the API wrote, which is after we asked."""
+    read = a._read
+
+    async def read_slowly() -> object:
+        a.now_s += 8
+        return await read()
+
+    monkeypatch.setattr(a, "_read", read_slowly)
+    for _ in range(2):
+        await a.turn()
+        a.now_s += 11.9
+        assert a.is_held()
+        a.now_s += 0.2
+        assert not a.is_held()
+
+
+async def test_what_somebody_else_holds_is_not_given_up(kubernetes: FakeKubernetes, a: Candidate) -> None:
+    """Even if the clock here says that it is ours."""
+    await a.turn()
+    kubernetes.objects["leases", "lease"]["spec"]["holderIdentity"] = "b"
+    await a.release()
+    assert kubernetes.holder("lease") == "b"
+
+
 async def test_releasing_never_fails(kubernetes: FakeKubernetes, a: Candidate) -> None:
     """Then it ends by itself."""
     await a.turn()

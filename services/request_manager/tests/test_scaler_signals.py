@@ -168,6 +168,19 @@ def test_utilisation_is_the_mean_of_the_workers_that_were_there() -> None:
     assert reading.is_whole
 
 
+def test_an_ssm_s_evidence_is_as_whole_and_as_old_as_its_worse_half() -> None:
+    """Managers tell what runs, workers how busy they are."""
+    m, w = Process().load(5, 0), Process()
+    w.work(1.0)
+    loads, works = Span(look(1, m=m), look(14, m=m)), Span(look(0, w=w), look(15, w=w))
+    reading = ssm_reading(AIMS, "default", loads, works)
+    assert (reading.at_s, reading.is_whole) == (14, True)
+    assert ssm_reading(AIMS, "default", replace(loads, now=look(16, m=m)), works).at_s == 15
+    gone = look(0, m=m, n=m)
+    assert not ssm_reading(AIMS, "default", replace(loads, before=gone), works).is_whole
+    assert not ssm_reading(AIMS, "default", loads, replace(works, before=gone)).is_whole
+
+
 def test_a_rate_is_never_negative_nor_above_all_of_the_time() -> None:
     """A worker that started anew; an address that another worker has got, which has worked for longer."""
     load, before, after = Process().load(5, 0), Process(), Process()

@@ -91,11 +91,10 @@ class Controller:
             await asyncio.sleep(max(0.0, begun_s + period_s - self._mode.clock()))
 
     async def turn(self) -> None:
-        """Look, and act on each target. Who does not lead forgets what it knew: others may have acted since."""
+        """Look, and act on each target, or only wait to lead: what was seen before is then soon too old to count."""
         leads = self._mode.is_leader()
         self._metrics.on_turn(leads)
         if not leads:
-            self._memories.clear()
             return
         spans = await self._watch.look()
         for target in self._targets:

@@ -90,9 +90,7 @@ class Lease:
             log_event(logger, logging.INFO, event, lease=self._name, identity=self._identity)
 
     async def release(self) -> None:
-        """Give the lease up if it is held, so that another candidate need not wait for its end."""
-        if not self.is_held():
-            return
+        """Give the lease up if it is ours, so that another candidate need not wait for its end."""
         self._held_until_s = -math.inf
         with suppress(ApiFailed):  # then it ends by itself
             lease = await self._read()
