@@ -39,8 +39,9 @@ class VerifierTarget(Target):
 
 
 class SsmTarget(Target):
-    """An SSM's Deployment."""
+    """An SSM's Deployment. Its workers' time limits it, long before the requests whose drafts they can hold do."""
 
+    requests_per_replica: Count = 64
     name: str = Field(description="the SSM's name, as its workers announce it")
     deployment: str
     endpoint: Endpoint = Field(description="operations ports of its workers")
