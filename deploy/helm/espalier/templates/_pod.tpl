@@ -128,11 +128,11 @@ livenessProbe:
 {{- end -}}
 
 {{/* How many replicas: what is there if something else scales it, so that an upgrade does not undo that.
-     (dict "root" $ "kind" "Deployment" "name" "..." "scaled" true "replicas" 2) */}}
+     (dict "root" $ "kind" "Deployment" "name" "..." "scaled" true "replicas" 2), and "api" if it is not apps/v1 */}}
 {{- define "espalier.replicas" -}}
 {{- $replicas := .replicas -}}
 {{- if .scaled -}}
-{{- with lookup "apps/v1" .kind .root.Release.Namespace .name }}{{ $replicas = .spec.replicas }}{{ end -}}
+{{- with lookup (.api | default "apps/v1") .kind .root.Release.Namespace .name }}{{ $replicas = .spec.replicas }}{{ end -}}
 {{- end -}}
 {{- int64 $replicas -}}
 {{- end -}}
