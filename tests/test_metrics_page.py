@@ -12,14 +12,15 @@ from request_manager.manager.registry import Registry
 from request_manager.manager.step_record import StepParts, StepRecord
 from request_manager.relay.metrics import RelayMetrics
 from request_manager.roster_metrics import RosterMetrics
-from request_manager.scaler import signals
 from request_manager.scaler.metrics import ScalerMetrics
 from request_manager.scaler.policy import Decision, Reason
+from request_manager.scaler.samples import Page, Snapshot, Span
+from request_manager.scaler.signals import WORKERS, Aims, ssm_reading, verifier_reading
 from treecore.costs import ForwardCosts
 from treecore.errors import Unavailable
 from treecore.messages import BlockUsage, DraftReply, DraftRequest, RefusedItem, RequestId, WorkerId
 from treecore.service.bus_metrics import BusMetrics
-from treecore.service.operations import Operations
+from treecore.service.operations import Operations, metrics_page
 from treecore.service.worker_metrics import WorkerMetrics
 from treecore.testing.scripted import ScriptedModel
 from treecore.testing.workers import FakeSsm
@@ -105,11 +106,16 @@ def test_the_page_has_what_the_processes_expose() -> None:
 
 def test_the_scaler_reads_metrics_that_are_there() -> None:
     """With the labels that it selects by. A renamed metric would stop it from scaling."""
-    known = documented()
-    assert known[signals.REQUESTS] == ("gauge", {"state"})
-    assert known[signals.QUEUE][0] == known[signals.TTFT][0] == "histogram"
-    assert known[signals.WORKERS] == ("gauge", {"kind", "name"})
-    assert known[f"{signals.BUSY}_total"] == ("counter", {"kind", "name"})
+    registry = CollectorRegistry()
+    for part in (manage, serve, draft):
+        part(registry)
+    page = {"a": Page.parse(metrics_page(registry).decode())}
+    span = Span(Snapshot(0.0, {"a": Page(page["a"].families, {})}), Snapshot(15.0, page))
+    reading = verifier_reading(Aims(queue_s=0.1, ttft_s=0.1), span)
+    assert (reading.running, reading.waiting) == (1, 1)
+    assert reading.pressure
+    assert ssm_reading(Aims(), "s", span, span).live == 1
+    assert documented()[WORKERS] == ("gauge", {"kind", "name"})
 
 
 def test_parts_of_a_step_are_on_the_page() -> None:
