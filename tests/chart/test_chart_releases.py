@@ -65,6 +65,30 @@ def test_two_releases_in_one_namespace(render: Any, names: tuple[str, str]) -> N
     assert prefixes(one) != prefixes(two)
 
 
+def test_another_model_is_another_world(render: Any) -> None:
+    """While it is rolled out, gateways with its tokenizer must not meet verifiers of the old one. Nothing else is."""
+    pvc = ("--set", "model.source=pvc", "--set", "model.pvc.claimName=c")
+    models = [
+        (),
+        ("--set", "model.fetch.revision=v2"),
+        ("--set", "model.fetch.repository=other/model"),
+        (*pvc, "--set", "model.path=a"),
+        (*pvc, "--set", "model.path=b"),
+    ]
+    found = [prefixes(render(flags=flags)) for flags in models]
+    assert all(len(each) == 1 for each in found), "all parts of a release meet"
+    assert len(set[str]().union(*found)) == len(models)
+    same = (
+        "--set",
+        "model.fetch.volume.size=9Gi",
+        "--set",
+        "verifier.groups=2",
+        "--set",
+        "model.fetch.token.secretName=x",
+    )
+    assert prefixes(render(flags=same)) == found[0]
+
+
 def prefixes(release: Any) -> set[str]:
     """The first token of all subjects."""
     return {

@@ -167,11 +167,11 @@ def test_the_scaler_is_told_what_there_is(render: Any, monkeypatch: pytest.Monke
     for name, value in dict(services(release))["request_manager.scaler"].items():
         monkeypatch.setenv(name, value)
     found = read_settings(ScalerSettings, [])
-    bounds = {"min_replicas": 1, "requests_per_replica": 8}
-    assert found.verifier == VerifierTarget(stateful_set="demo-verifier", pods_per_group=2, max_replicas=2, **bounds)
+    groups = {"pods_per_group": 2, "min_replicas": 1, "max_replicas": 2, "requests_per_replica": 8}
+    assert found.verifier == VerifierTarget(stateful_set="demo-verifier", **groups)
     assert [ssm.name for ssm in found.ssms] == ["fetched-one", "repeats", "shipped-one"]
     wanted = {"deployment": "demo-ssm-repeats", "endpoint": "demo-ssm-repeats-operations:9090", "max_replicas": 4}
-    assert found.ssms[1] == SsmTarget(name="repeats", **wanted, **bounds)
+    assert found.ssms[1] == SsmTarget(name="repeats", min_replicas=1, **wanted)
     endpoints = {*found.load_endpoints, *(ssm.endpoint for ssm in found.ssms)}
     headless = [each for each in release.of("Service") if each["spec"].get("clusterIP") == "None"]
     hosts = {f"{each['metadata']['name']}:{each['spec']['ports'][0]['port']}" for each in headless}

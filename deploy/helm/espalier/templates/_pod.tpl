@@ -98,8 +98,10 @@ livenessProbe:
 {{- $values := .root.Values -}}
 {{- $auth := include "espalier.natsSecret" .root -}}
 {{- $own := dict "natsUrl" (include "espalier.natsUrl" .root) -}}
-{{- /* Two releases may share one broker. */}}
-{{- $_ := set $own "subjectPrefix" (printf "%s-%s" .root.Release.Namespace (include "espalier.fullname" .root)) -}}
+{{- /* Two releases may share one broker; and while another model is rolled out, its gateways meet only its verifiers. */}}
+{{- $model := sha256sum (toJson (omit $values.model "fetch")) -}}
+{{- if eq $values.model.source "fetch" }}{{ $model = sha256sum (printf "%s %s" $values.model.fetch.repository $values.model.fetch.revision) }}{{ end -}}
+{{- $_ := set $own "subjectPrefix" (printf "%s-%s-%s" .root.Release.Namespace (include "espalier.fullname" .root) (trunc 8 $model)) -}}
 {{- $_ := set $own "logLevel" $values.logLevel -}}
 {{- $_ := set $own "operationsHost" $values.listenAddress -}}
 {{- $_ := set $own "operationsPort" $values.operationsPort -}}

@@ -37,7 +37,7 @@
   {{- include "espalier.probes" .values | nindent 2 }}
   resources: {{- toYaml .values.pod.resources | nindent 4 }}
   securityContext: {{- include "espalier.containerSecurity" . | nindent 4 }}
-{{- if .serves }}
+{{- if and .serves .values.endpointDelayS }}
   lifecycle:
     preStop:
       sleep:

@@ -16,18 +16,16 @@
 {{- toJson $targets -}}
 {{- end -}}
 
-{{/* A component's `scaling` as the scaler's settings spell it: (list $ .Values.verifier.scaling) */}}
+{{/* A component's `scaling` as the scaler's settings spell it. */}}
 {{- define "espalier.scalerLimits" -}}
-{{- $scaling := index . 1 -}}
-{{- $batch := (index . 0).Values.manager.settings.maxBatch | default 16 | int64 -}}
-{{- dict "min_replicas" (int64 $scaling.minReplicas) "max_replicas" (int64 $scaling.maxReplicas) "requests_per_replica" $batch | toJson -}}
+{{- dict "min_replicas" (int64 .minReplicas) "max_replicas" (int64 .maxReplicas) | toJson -}}
 {{- end -}}
 
 {{/* The verifier groups as the scaler's settings spell them. */}}
 {{- define "espalier.scaledVerifier" -}}
-{{- $set := include "espalier.componentName" (list . "llm-verifier") -}}
-{{- $limits := include "espalier.scalerLimits" (list . .Values.verifier.scaling) | fromJson -}}
-{{- merge (dict "stateful_set" $set "pods_per_group" (int64 .Values.verifier.pipelineParallelSize)) $limits | toJson -}}
+{{- $target := dict "stateful_set" (include "espalier.componentName" (list . "llm-verifier")) "pods_per_group" (int64 .Values.verifier.pipelineParallelSize) -}}
+{{- with .Values.manager.settings.maxBatch }}{{ $_ := set $target "requests_per_replica" (int64 .) }}{{ end -}}
+{{- merge $target (include "espalier.scalerLimits" .Values.verifier.scaling | fromJson) | toJson -}}
 {{- end -}}
 
 {{/* (list "gateway" .Values.gateway.scaling) */}}
