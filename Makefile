@@ -5,6 +5,7 @@
 #   make check    formatting, lint, types, import contracts, tests, then the kernels' tests in triton's interpreter
 #                 (what CI runs; `make test` includes it)
 #   make format   format the code and mend what the linter can
+#   make dashboards   write the chart's dashboards and alerts from deploy/observability
 #   make setup    the virtual environment .venv with everything in it; done once, again when a version changes
 #
 # Optional variables:
@@ -25,16 +26,16 @@ MODEL := smollm2-135m-instruct
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 PACKAGES := -e 'libs/treecore[model,service,tracing]' -e 'services/request_manager[scaler]' -e 'services/ssm_worker[boost]' \
-	-e services/llm_verifier -e 'deploy/local[peers,plots]'
+	-e services/llm_verifier -e 'deploy/local[peers,plots]' -e deploy/observability
 TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai \
 	kubernetes-validate
-PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/local/pyproject.toml)
+PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/*/pyproject.toml)
 
 HAS_TRITON := $(BIN)/python -c 'import triton; assert triton.__version__ == "3.6.0"' 2>/dev/null
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format setup model
+.PHONY: demo test check format setup model dashboards
 .DEFAULT_GOAL := check
 
 demo: setup model
@@ -54,6 +55,9 @@ check: setup model
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dashboards: setup
+	$(BIN)/python -m espalier_observability deploy/helm/espalier
 
 model: setup
 	$(BIN)/espalier models fetch $(MODEL)
