@@ -73,17 +73,11 @@ def test_an_unknown_field_would_be_found(render: Any) -> None:
         kubernetes_validate.validate(broken, KUBERNETES[0], strict=True)
 
 
-def test_an_alert_file_would_be_taken_up(render: Any, chart: Path) -> None:
-    """Where there are rules, and somebody wants them or the API is there."""
-    flags = (
-        "--api-versions",
-        "monitoring.coreos.com/v1/PodMonitor",
-        "--api-versions",
-        "monitoring.coreos.com/v1/PrometheusRule",
-    )
-    has_rules = (chart / "alerts" / "espalier.yaml").is_file()
-    assert len(render(flags=flags).of("PodMonitor")) == 1
-    assert len(render(flags=flags).of("PrometheusRule")) == has_rules
+def test_monitors_and_alerts_where_their_api_is(render: Any) -> None:
+    """Or where somebody asks for them."""
+    apis = [f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule")]
+    flags = tuple(flag for api in apis for flag in ("--api-versions", api))
+    assert len(render(flags=flags).of("PodMonitor")) == len(render(flags=flags).of("PrometheusRule")) == 1
     assert not render().of("PodMonitor") + render().of("PrometheusRule")
 
 
@@ -92,3 +86,21 @@ def test_dashboards_are_config_maps_with_grafanas_label(render: Any, chart: Path
     found = [each for each in render().of("ConfigMap") if "grafana_dashboard" in each["metadata"]["labels"]]
     files = sorted((chart / "dashboards").glob("*.json"))
     assert sorted(key for each in found for key in each["data"]) == [f"demo-{file.name}" for file in files]
+
+
+def test_the_objective_and_the_runbooks_are_values(render: Any, chart: Path) -> None:
+    """Another target is another bucket, in alerts and panels; alerts lead to where the page is published."""
+    flags = (
+        "--set",
+        "monitoring.prometheusRule.enabled=true,monitoring.prometheusRule.runbooks=https://wiki.example/ops",
+    )
+    release = render(flags=(*flags, "--set-string", "monitoring.ttftTargetS=0.15"))
+    (group,) = release.of("PrometheusRule")[0]["spec"]["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    late = rules["EspalierTtftBudgetFast"]
+    assert 'le="0.15"' in late["expr"]
+    assert "2.0" not in json.dumps(rules)
+    assert "within 0.15 s" in late["annotations"]["description"]
+    assert late["annotations"]["runbook_url"] == "https://wiki.example/ops#espalierttftbudgetfast"
+    latency = release.one("ConfigMap", "dashboard-latency")["data"]["demo-latency.json"]
+    assert latency == (chart / "dashboards" / "latency.json").read_text(encoding="utf-8").replace("2.0", "0.15")

@@ -68,8 +68,8 @@ ALERTS = (
         "critical",
         "2m",
         f"{_burns(14.4, '1h', '5m')}\nor\n{_burns(6, '6h', '30m')}",
-        f"first tokens are late (beyond {TTFT_TARGET_S:g} s) {{{{ $value | humanize }}}} times as often as allowed",
-        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S:g} s. At this rate what may be late in 30 days "
+        f"first tokens are late (beyond {TTFT_TARGET_S} s) {{{{ $value | humanize }}}} times as often as allowed",
+        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S} s. At this rate what may be late in 30 days "
         "is used up within days.",
     ),
     Alert(
@@ -77,8 +77,8 @@ ALERTS = (
         "warning",
         "15m",
         f"{_burns(3, '1d', '2h')}\nor\n{_burns(1, '3d', '6h')}",
-        f"first tokens are late (beyond {TTFT_TARGET_S:g} s) {{{{ $value | humanize }}}} times as often as allowed",
-        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S:g} s. At this rate it will be missed.",
+        f"first tokens are late (beyond {TTFT_TARGET_S} s) {{{{ $value | humanize }}}} times as often as allowed",
+        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S} s. At this rate it will be missed.",
     ),
     Alert(
         "EspalierQueueGrowth",

@@ -46,7 +46,7 @@ _CLIENTS = Section(
             _by_model("espalier_e2e_seconds"),
         ),
         Graph(
-            f"First tokens within {TTFT_TARGET_S:g} s",
+            f"First tokens within {TTFT_TARGET_S} s",
             f"The objective is {TTFT_OBJECTIVE:.0%} in the long run; the alerts EspalierTtftBudget... watch what is "
             "left of it.",
             "percentunit",

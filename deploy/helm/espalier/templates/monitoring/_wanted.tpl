@@ -7,3 +7,8 @@
 yes
 {{- end -}}
 {{- end -}}
+
+{{/* A file of deploy/observability, with the objective for TTFT instead of the one it is made with: (list $ path) */}}
+{{- define "espalier.withTarget" -}}
+{{- (index . 0).Files.Get (index . 1) | replace "2.0" (index . 0).Values.monitoring.ttftTargetS -}}
+{{- end -}}
