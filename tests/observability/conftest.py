@@ -3,8 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -19,6 +21,13 @@ def chart() -> Path:
 def rules(chart: Path) -> Path:
     """The alerts' file."""
     return chart / "alerts" / "espalier.yaml"
+
+
+@pytest.fixture(scope="session")
+def alerts(rules: Path) -> dict[str, dict[str, Any]]:
+    """Each alert's rule."""
+    (group,) = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
 
 
 @pytest.fixture(scope="session")

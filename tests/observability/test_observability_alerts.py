@@ -26,13 +26,6 @@ def promtool(prometheus_dir: Path) -> Promtool:
     return run
 
 
-@pytest.fixture(scope="module")
-def alerts(rules: Path) -> dict[str, Rule]:
-    """Each alert's rule."""
-    (group,) = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
-    return {rule["alert"]: rule for rule in group["rules"]}
-
-
 def completed(case: dict[str, Any], rule: Rule) -> dict[str, Any]:
     """The case with what all alerts of its rule carry."""
     common = {key: rule["annotations"][key] for key in ("description", "runbook_url")}

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from treecore.errors import OutOfBlocks, StateMissing
 from treecore.messages import Announcement, BlockUsage, DraftReply, DraftRequest, VerifyReply, VerifyRequest
 from treecore.service.labels import FewLabels
 
@@ -29,6 +30,8 @@ class WorkerMetrics:
             "espalier_worker_refused_items", "Items refused", [*self._me, "reason"], registry=registry
         )
         self._reason = FewLabels(_MAX_REASONS)
+        for error in (StateMissing, OutOfBlocks):  # so that the first one shows in a rate
+            self._refused.labels(**self._me, reason=self._reason(error.code))
         self._blocks = Gauge("espalier_worker_kv_blocks", "KV cache blocks", [*self._me, "state"], registry=registry)
         self._show_blocks(me.blocks)
 

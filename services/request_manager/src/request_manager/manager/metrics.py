@@ -38,6 +38,7 @@ class ManagerMetrics:
         self._preempted = make.counter("preemptions", "Requests that lost their blocks to others and waited again")
         self._failed = make.counter("requests_failed", "Requests that the manager ended with an error", "code")
         self._dropped = make.counter("answers_dropped", "Answers that could not be used", "reason")
+        self._dropped.labels(self._reason("no_draft"))  # so that the first one shows in a rate
         self._blocks = make.gauge("kv_blocks", "Verifier KV cache blocks", "state")
         self._cost = make.gauge("forward_cost_seconds", "What a forward is taken to cost", "model", "name", "rows")
         self._costs: dict[tuple[Model, str], ForwardCosts] = {}
