@@ -10,11 +10,12 @@ from textwrap import indent
 from typing import Literal
 
 from espalier_observability.objectives import TTFT_LE, TTFT_OBJECTIVE, TTFT_TARGET_S
-from espalier_observability.promql import RELEASE
+from espalier_observability.promql import PROCESS, RELEASE
 
 RUNBOOKS = "docs/operations.md"
 """Where the runbooks are. The chart replaces it with its value monitoring.prometheusRule.runbooks."""
 
+_PROCESS = ", ".join((RELEASE, *PROCESS))
 _WHERE = "{{ $labels.namespace }}/{{ $labels.app_kubernetes_io_instance }}"
 
 
@@ -121,16 +122,16 @@ ALERTS = (
         "EspalierRankRestarts",
         "warning",
         "0m",
-        f"max by ({RELEASE}, instance) (changes(espalier_process_start_time_seconds[30m])) > 1.5",
-        "{{ $labels.instance }} began anew {{ $value }} times in 30 minutes",
+        f"max by ({_PROCESS}) (changes(espalier_process_start_time_seconds[30m])) > 1.5",
+        "{{ or $labels.pod $labels.instance }} began anew {{ $value }} times in 30 minutes",
         "A process keeps ending. If it is a rank of a verifier group, all ranks of the group begin anew with it.",
     ),
     Alert(
         "EspalierSlowConsumer",
         "warning",
         "0m",
-        f'sum by ({RELEASE}, instance) (increase(espalier_bus_errors_total{{kind="slow_consumer"}}[10m])) > 0',
-        "messages to {{ $labels.instance }} were lost",
+        f'sum by ({_PROCESS}) (increase(espalier_bus_errors_total{{kind="slow_consumer"}}[10m])) > 0',
+        "messages to {{ or $labels.pod $labels.instance }} were lost",
         "The process did not take messages as fast as they came, and NATS dropped some. What was lost is asked for "
         "again, after a pause.",
     ),

@@ -137,7 +137,7 @@ def _choice(variable: Variable) -> dashboard.QueryVariable:
 
 
 def _panel(graph: Graph) -> Panel:
-    blank = _heatmap() if graph.style == "heatmap" else _lines(graph)
+    blank = _heatmap(graph) if graph.style == "heatmap" else _lines(graph)
     panel = blank.title(graph.title).description(graph.description).datasource(_SOURCE).span(_HALF).height(_HEIGHT)
     for query in _queries(graph):
         panel = panel.with_target(query)
@@ -158,8 +158,8 @@ def _lines(graph: Graph) -> timeseries.Panel:
     return panel
 
 
-def _heatmap() -> heatmap.Panel:
-    return heatmap.Panel().calculate(False).show_legend()
+def _heatmap(graph: Graph) -> heatmap.Panel:
+    return heatmap.Panel().calculate(False).show_legend().y_axis(heatmap.YAxisConfig().unit(graph.unit))
 
 
 def _queries(graph: Graph) -> Iterable[Dataquery]:

@@ -1,8 +1,10 @@
 """The dashboard *Bus and workers*: the broker's links, and the processes that draft and verify."""
 
 from espalier_observability.board import Board, Graph, Line, Section
-from espalier_observability.promql import ratio, total
+from espalier_observability.promql import PROCESS, ratio, total
 
+_BY_PROCESS = ", ".join(PROCESS)
+_PROCESS = "{{pod}} {{instance}}"
 _OF_MANAGERS = "and on (namespace, instance) espalier_steps_total"  # gateways and workers use the bus too
 
 
@@ -34,13 +36,21 @@ _BUS = Section(
         ),
         Graph(
             "Links",
-            "1 while a process has its link to the broker. The two numbers below are events in the last 5 minutes: "
-            "links that came back, and messages lost because a process was too slow to take them.",
+            "1 while a process has its link to the broker.",
+            "short",
+            (Line(f"min by ({_BY_PROCESS}) (espalier_bus_connected)", _PROCESS),),
+        ),
+        Graph(
+            "Broken links and lost messages",
+            "In the last 5 minutes: links that came back, and messages that NATS dropped because a process was too "
+            "slow to take them.",
             "short",
             (
-                Line("min by (instance) (espalier_bus_connected)", "{{instance}} connected"),
-                Line("sum (increase(espalier_bus_reconnects_total[5m]))", "reconnects"),
-                Line('sum (increase(espalier_bus_errors_total{kind="slow_consumer"}[5m]))', "slow consumers"),
+                Line(f"sum by ({_BY_PROCESS}) (increase(espalier_bus_reconnects_total[5m]))", f"reconnects {_PROCESS}"),
+                Line(
+                    f'sum by ({_BY_PROCESS}) (increase(espalier_bus_errors_total{{kind="slow_consumer"}}[5m]))',
+                    f"dropped {_PROCESS}",
+                ),
             ),
         ),
         Graph(
@@ -53,7 +63,7 @@ _BUS = Section(
             "Errors of the broker's client",
             "As it reports them.",
             "cps",
-            (Line(total("espalier_bus_errors_total", "instance", "kind"), "{{instance}} {{kind}}"),),
+            (Line(total("espalier_bus_errors_total", *PROCESS, "kind"), f"{{{{kind}}}} {_PROCESS}"),),
         ),
     ),
 )
@@ -80,8 +90,8 @@ _WORKERS = Section(
             "percentunit",
             (
                 Line(
-                    total("espalier_worker_busy_seconds_total", "kind", "name", "instance"),
-                    "{{kind}} {{name}} {{instance}}",
+                    total("espalier_worker_busy_seconds_total", "kind", "name", *PROCESS),
+                    f"{{{{kind}}}} {{{{name}}}} {_PROCESS}",
                 ),
             ),
         ),
@@ -142,26 +152,26 @@ _PROCESSES = Section(
             "CPU",
             "Cores in use.",
             "short",
-            (Line(total("espalier_process_cpu_seconds_total", "instance"), "{{instance}}"),),
+            (Line(total("espalier_process_cpu_seconds_total", *PROCESS), _PROCESS),),
         ),
         Graph(
             "Memory",
             "Resident.",
             "bytes",
-            (Line("sum by (instance) (espalier_process_resident_memory_bytes)", "{{instance}}"),),
+            (Line(f"sum by ({_BY_PROCESS}) (espalier_process_resident_memory_bytes)", _PROCESS),),
         ),
         Graph(
             "Starts",
             "How often a process began anew in the last 30 minutes, at the same address. All ranks of a group do when"
             " one dies.",
             "short",
-            (Line("sum by (instance) (changes(espalier_process_start_time_seconds[30m]))", "{{instance}}"),),
+            (Line(f"sum by ({_BY_PROCESS}) (changes(espalier_process_start_time_seconds[30m]))", _PROCESS),),
         ),
         Graph(
             "Open files",
             "Share of what the process may have; each stream of a client is one.",
             "percentunit",
-            (Line("sum by (instance) (espalier_process_open_fds / espalier_process_max_fds)", "{{instance}}"),),
+            (Line(f"sum by ({_BY_PROCESS}) (espalier_process_open_fds / espalier_process_max_fds)", _PROCESS),),
         ),
     ),
 )

@@ -8,6 +8,8 @@ import re
 
 RELEASE_LABEL = "app_kubernetes_io_instance"
 RELEASE = f"namespace, {RELEASE_LABEL}"
+PROCESS = ("instance", "pod")
+"""Labels of a process: the address, and in Kubernetes the pod's name, which people know it by."""
 SCOPE = f'namespace=~"$namespace", {RELEASE_LABEL}=~"$release"'
 
 _SELECTOR = re.compile(r"\b(espalier_[a-z0-9_]+)(?:\{([^}]*)\})?")  # a metric of ours, and its matchers
