@@ -96,7 +96,7 @@ def may(release: Any, source: Peer, target: Peer, port: int, protocol: str = "TC
 
 @pytest.mark.parametrize("case", ["everything-on", "leader-worker-set", "external-nats", "default"])
 def test_the_parts_talk_as_the_architecture_says(render: Any, case: str) -> None:
-    """Every pair, every port: allowed if and only if the table has it."""
+    """Every pair, every port: allowed at both ends if and only if the table has it."""
     release = render(*([VALUES / f"{case}.yaml"] if case != "default" else []))
     pods = members(release)
     components = {pod.component for pod in pods}
@@ -106,12 +106,29 @@ def test_the_parts_talk_as_the_architecture_says(render: Any, case: str) -> None
         for source, target, port in FLOWS
         if {source, target} <= components and (has_stages or source != target)
     }
-    found = {
+    ways = list(product(pods, pods, PORTS))
+    sent = {
         (source.component, target.component, port)
-        for source, target, port in product(pods, pods, PORTS)
-        if may(release, source, target, port)
+        for source, target, port in ways
+        if passes(release, source, target, "egress", port, "TCP")
     }
-    assert found == wanted
+    taken = {
+        (source.component, target.component, port)
+        for source, target, port in ways
+        if passes(release, target, source, "ingress", port, "TCP")
+    }
+    assert sent == wanted
+    public = {flow for flow in taken if flow[1:] == ("gateway", HTTP)}  # whoever is a client
+    assert taken - public == wanted - public
+
+
+def test_everything_else_is_denied(render: Any) -> None:
+    """By a policy that is about every pod, whatever others there are."""
+    release = render()
+    policy = release.one("NetworkPolicy", "default-deny")["spec"]
+    assert all(matches(policy["podSelector"], pod.labels) for pod in members(release))
+    assert policy.keys() == {"podSelector", "policyTypes"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_everybody_is_a_client_unless_said_otherwise(render: Any) -> None:

