@@ -1,6 +1,7 @@
 """What the chart puts into pods besides our services: the broker's settings, the fetch, the test's request."""
 
 import base64
+import inspect
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import nats
 import nats.errors
 import pytest
+from huggingface_hub import snapshot_download
 from nats.aio.client import Client
 
 from espalier_local.broker import nats_program, wait_listening
@@ -43,6 +45,11 @@ def run(program: str, *arguments: str | Path, env: dict[str, str] | None = None)
 def fetch_program(chart: Path) -> str:
     """With a hub that writes down what it was asked for."""
     return MODULES + (chart / "files" / "fetch_model.py").read_text(encoding="utf-8")
+
+
+def test_the_hubs_client_takes_these_arguments() -> None:
+    """The one that images have; what stands in for it below must not differ."""
+    inspect.signature(snapshot_download).bind("a/b", revision="v1", local_dir=Path("x"), allow_patterns=["*"])
 
 
 def test_a_model_is_fetched_once(chart: Path, tmp_path: Path) -> None:

@@ -10,11 +10,16 @@
 {{- toYaml (merge (dict) .pod.annotations $own) -}}
 {{- end -}}
 
-{{/* Fields of a pod's spec: (dict "root" $ "pod" .Values.gateway.pod "selector" (list $ "gateway")). */}}
+{{/* Fields of a pod's spec: (dict "root" $ "pod" .Values.gateway.pod "selector" (list $ "gateway")), and "account", the
+     ServiceAccount of a pod that uses the Kubernetes API. */}}
 {{- define "espalier.podFields" -}}
 {{- $root := .root -}}
 {{- $selector := include "espalier.selector" .selector | fromYaml -}}
+{{- if .account -}}
+serviceAccountName: {{ .account }}
+{{- else -}}
 automountServiceAccountToken: false
+{{- end }}
 {{- /* Kubernetes would add variables such as ESPALIER_GATEWAY_PORT, which our settings refuse. */}}
 enableServiceLinks: false
 {{- with $root.Values.images.pullSecrets }}
