@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import Popen
 
@@ -56,6 +57,28 @@ def test_a_group_is_one_decoder(model: Path, whole: Decoder, tp_size: int, pp_si
         assert_chunks_give_no_logits(group)
     assert [status for status, _ in group.exits] == [0] * len(group.others)
     assert group.endings == []
+
+
+def test_a_rank_without_a_broker_answers_probes(model: Path) -> None:
+    """It has started and is ready once its part is loaded; its page tells of the process."""
+    with reserved_port() as port, running_group(model, 2, 1, "--operations-port", str(port)) as group:
+        assert group.endings == []
+        give_up_at = time.monotonic() + 10
+        while fetched(port, "/readyz")[0] != 200:
+            assert time.monotonic() < give_up_at
+        assert [fetched(port, path)[0] for path in ("/startupz", "/livez")] == [200, 200]
+        assert "espalier_process_cpu_seconds_total" in fetched(port, "/metrics")[1]
+
+
+def fetched(port: int, path: str) -> tuple[int, str]:
+    """Status and body of an operations port."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
 
 
 def item(request_id: str, tokens: list[int], start: int, drafts: list[int], parents: list[int]) -> VerifyItem:
