@@ -77,7 +77,9 @@ class RealWorker:
         """Take steps from `bus`."""
 
         async def verify(body: bytes) -> bytes | None:
-            self.replies.append(Engine(self.worker_id, self.held, VOCAB_SIZE).step(decode(body, VerifyRequest)))
+            request = decode(body, VerifyRequest)
+            reply = Engine(self.worker_id, self.held, VOCAB_SIZE).step(request)
+            self.replies.append(replace(reply, owner=request.owner.rpartition(".")[0]))
             return encode(self.replies[-1])
 
         async def draft(body: bytes) -> bytes | None:
