@@ -77,9 +77,9 @@ ALERTS = (
         "EspalierTtftBudgetSlow",
         "warning",
         "15m",
-        f"{_burns(3, '1d', '2h')}\nor\n{_burns(1, '3d', '6h')}",
+        _burns(1, "3d", "6h"),
         f"first tokens are late (beyond {TTFT_TARGET_S} s) {{{{ $value | humanize }}}} times as often as allowed",
-        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S} s. At this rate it will be missed.",
+        f"The objective is {TTFT_OBJECTIVE:.0%} within {TTFT_TARGET_S} s. On the whole it is missed.",
     ),
     Alert(
         "EspalierQueueGrowth",
