@@ -10,10 +10,12 @@
 #
 # Optional variables:
 #   PYTHON=python3.12      which Python makes .venv (default: python3.11, else python3)
+#   TEST_PROCESSES=1       how many processes share the tests, a file at a time (default: 2; some files start whole systems)
 #   TORCH_INDEX_URL=...    one more package index to look for torch in. Machines without an NVIDIA GPU get the CPU build
 #                          of torch (+cpu) wherever an index known to pip, or this one, offers it; only if none does,
 #                          what pip takes for the pinned version.
 
+TEST_PROCESSES ?= 2
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX_URL ?=
 
@@ -27,7 +29,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 PACKAGES := -e 'libs/treecore[model,service,tracing]' -e 'services/request_manager[scaler]' -e 'services/ssm_worker[boost]' \
 	-e services/llm_verifier -e 'deploy/local[peers,plots]' -e deploy/observability
-TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout hypothesis schemathesis openai \
+TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist hypothesis schemathesis openai \
 	kubernetes-validate
 PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/*/pyproject.toml)
 
@@ -49,7 +51,7 @@ check: setup model
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 	if $(HAS_TRITON); then $(BIN)/python -m pytest libs/treecore/interpreted; fi
 
 format: setup

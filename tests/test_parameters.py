@@ -6,6 +6,7 @@ models, over a fake bus that loses drafts now and then.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from llm_verifier.engine import Engine
+from llm_verifier.lease import Lease, Tenancy
 from request_manager.gateway.app import create_app
 from request_manager.gateway.settings import GatewaySettings
 from request_manager.gateway.text import TextCodec
@@ -101,7 +103,8 @@ async def served(models: Models, system: System) -> AsyncIterator[httpx.AsyncCli
     bus, registry = FakeBus(system.rule()), Registry(asyncio.get_running_loop().time, "manager")
     held = HeldRequests(models.llm, 512, 8, models.compiler.start)
     me = held.announcement(WorkerId("v"), "verifier", MODEL, leaving=False)
-    await attach(bus, registry, me, Engine(me.worker_id, held, VOCAB_SIZE).step, VerifyRequest)
+    tenancy = Tenancy(Engine(me.worker_id, held, VOCAB_SIZE), held, Lease(time.monotonic))
+    await attach(bus, registry, me, tenancy.step, VerifyRequest)
     for name, decoder, is_there in (
         ("itself", models.llm, system.perfect),
         ("rubbish", models.rubbish, system.rubbish),
