@@ -65,6 +65,8 @@ def test_a_verifiers_steps_are_counted() -> None:
     me = worker.announcement()
     metrics = WorkerMetrics(registry, me)
     assert told(registry, "steps_total", me) == 0
+    assert told(registry, "refused_items_total", me, reason="state_missing") == 0
+    assert told(registry, "refused_items_total", me, reason="out_of_blocks") == 0
     for request in (question(num_nodes=4), question(start=90)):
         metrics.on_step(request, worker.step(request))
     wanted = {"steps": 2, "items": 2, "tokens": 6, "nodes": 4, "forward_seconds": 0.5, "sample_seconds": 0}

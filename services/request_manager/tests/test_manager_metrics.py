@@ -162,6 +162,15 @@ def test_costs_are_those_of_now() -> None:
     assert shown("1") == pytest.approx(0.007)
 
 
+def test_usual_events_are_series_before_the_first() -> None:
+    """A rate does not see a series begin at 1."""
+    registry = CollectorRegistry()
+    ManagerMetrics(registry)
+    assert value(registry, "espalier_answers_dropped_total", reason="no_draft") == 0
+    for reason in ("lost", "unreachable"):
+        assert value(registry, "espalier_steps_retried_total", reason=reason) == 0
+
+
 def test_names_and_reasons_that_others_choose_stay_few() -> None:
     """A flood of SSMs, LLMs, refusals and depths makes no flood of series; what was there first stays told apart."""
     registry = CollectorRegistry()

@@ -10,7 +10,7 @@ from textwrap import indent
 from typing import Literal
 
 from espalier_observability.objectives import TTFT_LE, TTFT_OBJECTIVE, TTFT_TARGET_S
-from espalier_observability.promql import PROCESS, RELEASE
+from espalier_observability.promql import ANSWERS, PROCESS, RELEASE, TURNED_AWAY
 
 RUNBOOKS = "docs/operations.md"
 """Where the runbooks are. The chart replaces it with its value monitoring.prometheusRule.runbooks."""
@@ -95,8 +95,7 @@ ALERTS = (
         "EspalierTurnsAway",
         "warning",
         "5m",
-        f'sum by ({RELEASE}) (rate(espalier_http_requests_total{{code="429"}}[5m]))'
-        f"\n/ sum by ({RELEASE}) (rate(espalier_http_requests_total[5m])) > 0.01",
+        f"sum by ({RELEASE}) (rate({TURNED_AWAY}[5m]))\n/ sum by ({RELEASE}) (rate({ANSWERS}[5m])) > 0.01",
         "{{ $value | humanizePercentage }} of the requests are turned away (429)",
         "The queue is as long as it may be (manager's max_waiting); clients are told to come back later.",
     ),

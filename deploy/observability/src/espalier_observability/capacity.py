@@ -1,9 +1,7 @@
 """The dashboard *Capacity*: how much there is to do, how much can be done, and who was turned away."""
 
 from espalier_observability.board import Board, Graph, Line, Section
-from espalier_observability.promql import quantile, ratio, total
-
-_TURNED_AWAY = 'espalier_http_requests_total{code="429"}'
+from espalier_observability.promql import ANSWERS, TURNED_AWAY, quantile, ratio, total
 
 _LOAD = Section(
     "Load",
@@ -93,9 +91,9 @@ _ANSWERS = Section(
         ),
         Graph(
             "Turned away",
-            "Share of the exchanges that were answered 429.",
+            "Share of the requests for an answer that got 429.",
             "percentunit",
-            (Line(f"({total(_TURNED_AWAY)} or vector(0)) / {total('espalier_http_requests_total')}", "429"),),
+            (Line(f"({total(TURNED_AWAY)} or vector(0)) / {total(ANSWERS)}", "429"),),
         ),
         Graph(
             "Errors told to clients",

@@ -12,6 +12,10 @@ PROCESS = ("instance", "pod")
 """Labels of a process: the address, and in Kubernetes the pod's name, which people know it by."""
 SCOPE = f'namespace=~"$namespace", {RELEASE_LABEL}=~"$release"'
 
+ANSWERS = 'espalier_http_requests_total{route=~".*/completions"}'
+TURNED_AWAY = 'espalier_http_requests_total{route=~".*/completions", code="429"}'
+"""Of what has an answer that is generated: load balancers may ask for /health as often as they like."""
+
 _SELECTOR = re.compile(r"\b(espalier_[a-z0-9_]+)(?:\{([^}]*)\})?")  # a metric of ours, and its matchers
 
 
