@@ -4,6 +4,7 @@ Nothing is installed, and root is not needed: apt checks what it downloads, and 
 PATH is not used: tests must not depend on what a machine happens to have.
 """
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -23,12 +24,12 @@ class FetchFailed(Exception):
 def prometheus_dir() -> Path:
     """Where the two binaries are, fetched if they are not in the cache. Raises FetchFailed."""
     kept = ModelCache.from_environment().root / "tools" / _PACKAGE
-    if not kept.is_dir():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-            binaries = _unpacked(_downloaded(Path(scratch)))
-            if not kept.is_dir():  # nobody else was faster
-                binaries.rename(kept)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, and apt does not like company
+        if not kept.is_dir():
+            with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+                _unpacked(_downloaded(Path(scratch))).rename(kept)
     return kept
 
 
