@@ -80,6 +80,7 @@ async def announce_from_thread(settings: ServiceSettings, describe: Callable[[bo
         try:
             loop.run_until_complete(announce())
         finally:
+            loop.run_until_complete(_end_all())
             loop.close()
 
     running = asyncio.ensure_future(asyncio.to_thread(run))
@@ -91,3 +92,11 @@ async def announce_from_thread(settings: ServiceSettings, describe: Callable[[bo
         with suppress(Unavailable):  # stopped before the broker was there
             await running
         raise
+
+
+async def _end_all() -> None:
+    """End what a closed client leaves behind in this loop: an attempt to reconnect, say."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
