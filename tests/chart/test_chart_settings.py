@@ -149,7 +149,11 @@ def test_values_arrive_as_they_were_written(render: Any) -> None:
 @pytest.mark.parametrize(("mode", "roles"), [("split", {"gateway", "manager"}), ("combined", {"combined"})])
 def test_roles(render: Any, mode: str, roles: set[str]) -> None:
     """One process with both, or two Deployments; only who has HTTP needs the tokenizer."""
-    found = [told for module, told in services(render(flags=("--set", f"mode={mode}"))) if module == "request_manager"]
+    found = [
+        told
+        for module, told in services(render(flags=("--set", f"mode={mode},gateway.replicas=1")))
+        if module == "request_manager"
+    ]
     assert {told["ESPALIER_ROLE"] for told in found} == roles
     assert all(("ESPALIER_MODEL" in told) == (told["ESPALIER_ROLE"] != "manager") for told in found)
 

@@ -73,6 +73,19 @@ def test_silence_ends_it(tenancy: Tenancy, clock: Clock) -> None:
     assert step(tenancy, "a.1", "x").owner == "b"
 
 
+def test_a_long_step_is_no_silence(clock: Clock) -> None:
+    """While a step is computed the group is taken, however long that is; silence begins when it ends."""
+    lease = Lease(clock)
+    assert lease.grant("a")
+    clock.now_s += 100 * SILENCE_S
+    assert lease.holder == "a"
+    assert not lease.grant("b")
+    lease.renew()
+    clock.now_s += SILENCE_S + 0.01
+    assert lease.holder == ""
+    assert lease.grant("b")
+
+
 def test_an_empty_message_keeps_it(tenancy: Tenancy, clock: Clock) -> None:
     """A manager without work says so now and then."""
     step(tenancy, "a.1", "x")

@@ -349,6 +349,23 @@ async def test_without_a_manager_requests_wait_and_too_many_are_refused() -> Non
         assert end.remote.is_ready()
 
 
+async def test_a_gateway_without_a_link_has_not_lost_its_managers() -> None:
+    """The broker restarts: the same manager goes on with the same request, and the gateway has lost nobody."""
+    one = generation(max_tokens=60)
+    async with gateway("m") as end:
+        async with aclosing(end.remote.generate(one)) as stream, asyncio.timeout(PATIENCE_S):
+            deltas = [await anext(stream)]
+            (before,) = end.managers.members()
+            end.bus.disconnect()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not before.life.is_cut
+            end.bus.reconnect()
+            deltas += [delta async for delta in stream]
+        assert tuple(token for delta in deltas for token in delta.tokens) == alone(one)
+        assert end.managers.members() == [before]
+
+
 async def test_an_error_of_the_request_ends_it() -> None:
     """What the manager refuses for good is the client's to hear."""
     async with gateway("m") as end:

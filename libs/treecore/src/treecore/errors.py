@@ -1,18 +1,19 @@
 """The one error tree. An error's `code` drives the HTTP status, the wire and the metrics label.
 
 EspalierError
-ConfigError         a setting, a checkpoint or a machine that start-up refuses
-InvalidRequest      the client's input; names the parameter
-PayloadTooLarge
-Unauthorized        no valid API key
-Overloaded          admission is full; come back after `retry_after_s`
-Unavailable         no verifier can step right now
-Unreachable         a message reached nobody
-GroupFailed         ranks that are no verifier group, or no longer one
-WireError           bytes that are no message of ours
-StateMissing        a worker lacks the tokens that a step builds on
-OutOfBlocks         the KV cache has no room for this step
-ModelFailed         a forward gave no numbers
+  ConfigError         a setting, a checkpoint or a machine that start-up refuses
+  InvalidRequest      the client's input; names the parameter
+    PayloadTooLarge
+  Unauthorized        no valid API key
+  Overloaded          admission is full; come back after `retry_after_s`
+  Unavailable         no verifier can step right now
+    Unreachable       a message reached nobody
+      Unlinked        because there is no link to the broker: it says nothing of whom it was for
+    GroupFailed       ranks that are no verifier group, or no longer one
+  WireError           bytes that are no message of ours
+  StateMissing        a worker lacks the tokens that a step builds on
+  OutOfBlocks         the KV cache has no room for this step
+  ModelFailed         a forward gave no numbers
 """
 
 from typing import ClassVar
@@ -71,6 +72,10 @@ class Unavailable(EspalierError):
 
 class Unreachable(Unavailable):
     """The message was not delivered: what it asked for has not been done, nor begun."""
+
+
+class Unlinked(Unreachable):
+    """There is no link to the broker. That says nothing of whom the message was for."""
 
 
 class GroupFailed(Unavailable):

@@ -6,6 +6,7 @@ no clock but the group's own counts, and a manager that was held up cannot distu
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from llm_verifier.engine import Engine
 from treecore.messages import VerifyReply, VerifyRequest
@@ -29,15 +30,15 @@ class Lease:
         return self._holder if self._clock() < self._until_s else ""
 
     def grant(self, manager: str) -> bool:
-        """Whether the manager has it now, because it had or because it was free."""
+        """Whether the manager has it now, because it had or because it was free; for as long as its step takes."""
         if self.holder not in ("", manager):
             return False
         self._holder = manager
-        self.renew()
+        self._until_s = inf
         return True
 
     def renew(self) -> None:
-        """The holder's step has ended: what it took does not count as silence."""
+        """The holder's step has ended: its silence begins now."""
         self._until_s = self._clock() + SILENCE_S
 
     def end(self) -> None:

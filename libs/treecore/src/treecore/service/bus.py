@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
-from treecore.errors import Unavailable, Unreachable
+from treecore.errors import Unavailable, Unlinked, Unreachable
 from treecore.service.bus_metrics import BusMetrics
 from treecore.service.lifeline import Lifeline
 from treecore.service.tasks import first_of
@@ -184,7 +184,7 @@ class NatsBus:
 
     def _check_connected(self) -> None:
         if not self._client.is_connected:
-            raise Unreachable("no link to the broker")
+            raise Unlinked("no link to the broker")
 
     async def _on_error(self, error: Exception) -> None:
         self._metrics.on_error(error)

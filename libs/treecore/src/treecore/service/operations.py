@@ -73,14 +73,26 @@ async def open_operations(settings: ServiceSettings) -> AsyncIterator[Operations
         return
     with _listening(settings.operations_host, settings.operations_port, operations) as operations.port:
         log_event(logger, logging.INFO, "operations port open", host=settings.operations_host, port=operations.port)
-        beating = asyncio.create_task(operations.vitals.beat_on())
-        try:
+        async with _beating(operations.vitals):
             yield operations
+
+
+@asynccontextmanager
+async def _beating(vitals: Vitals) -> AsyncIterator[None]:
+    """The body runs for as long as its event loop is watched; raises what the readiness check raised."""
+    beating, body = asyncio.create_task(vitals.beat_on()), asyncio.current_task()
+    assert body is not None
+    beating.add_done_callback(lambda task: None if task.cancelled() else body.cancel())
+    try:
+        try:
+            yield
         finally:
             beating.cancel()
             await asyncio.wait({beating})
-    if not beating.cancelled():
-        beating.result()
+    except asyncio.CancelledError:
+        if not beating.cancelled():
+            beating.result()
+        raise
 
 
 @contextmanager

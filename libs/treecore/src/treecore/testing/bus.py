@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, TypeVar
 
-from treecore.errors import Unavailable, Unreachable
+from treecore.errors import Unavailable, Unlinked, Unreachable
 from treecore.service.bus import Handler
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class FakeBus:
 
     def _judge(self, kind: Literal["request", "publish"], subject: str, body: bytes) -> Verdict:
         if self._lost.is_set():
-            raise Unreachable("no link to the broker")
+            raise Unlinked("no link to the broker")
         self.num_calls += 1
         return self.rule(Call(self.num_calls, kind, subject, body))
 

@@ -30,7 +30,7 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._stamp, self._digests = _stamp(path), _digests(path)
+            self._stamp, self._digests = _stamp_or_none(path), _digests(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"ESPALIER_GATEWAY_API_KEYS_FILE: {path}: {_reason(error)}") from error
 
@@ -40,12 +40,13 @@ class ApiKeys:
         return _digest(key) in self._digests  # of digests nobody learns anything by how long a comparison takes
 
     def _refresh(self) -> None:
-        """What cannot be read changes nothing: the keys that were there stay good."""
+        """What cannot be read changes nothing: the keys that were there stay good. It is said once."""
+        stamp = _stamp_or_none(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
         try:
-            stamp = _stamp(self._path)
-            if stamp == self._stamp:
-                return
-            self._stamp, self._digests = stamp, _digests(self._path)
+            self._digests = _digests(self._path)
             log_event(logger, logging.INFO, "api keys read", num_keys=len(self._digests))
         except (OSError, ValueError) as error:
             log_event(logger, logging.WARNING, "api keys not read", error=_reason(error))
@@ -82,8 +83,12 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _stamp(path: Path) -> Stamp:
-    found = path.stat()
+def _stamp_or_none(path: Path) -> Stamp | None:
+    """What changes with the file's content; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 

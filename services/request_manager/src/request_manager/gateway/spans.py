@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from request_manager.gateway.schema import GenerationRequest
 from request_manager.gateway.transcript import Transcript
-from treecore.errors import EspalierError
+from treecore.errors import code_of
 from treecore.service.tracing import parent, tracer
 
 _MAX_NAME = 100  # characters of a model's name: a client may write anything
@@ -39,9 +39,9 @@ def fail_answer(span: Span, error: BaseException) -> None:
 
 
 def _kind(error: BaseException) -> str:
-    if isinstance(error, EspalierError):
-        return error.code
-    return "cancelled" if isinstance(error, GeneratorExit | asyncio.CancelledError) else type(error).__name__
+    """As metrics have it, but that who left is no error."""
+    is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
+    return "cancelled" if is_left or not isinstance(error, Exception) else code_of(error)
 
 
 def end_answer(span: Span, transcripts: Sequence[Transcript], prompt_len: int, arrived_s: float) -> None:

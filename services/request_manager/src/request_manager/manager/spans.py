@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, use_span
 
 from request_manager.manager.step_record import StepRecord
-from treecore.errors import EspalierError
+from treecore.errors import EspalierError, code_of
 from treecore.service.tracing import links, trace_of, tracer
 
 
@@ -25,7 +25,7 @@ def end_request(span: Span, num_tokens: int, num_steps: int, error: EspalierErro
         return
     span.set_attributes({"espalier.output_tokens": num_tokens, "espalier.steps": num_steps})
     if error is not None:
-        span.set_attribute("error.type", error.code)
+        span.set_attribute("error.type", code_of(error))
         span.set_status(Status(StatusCode.ERROR))
     span.end()
 

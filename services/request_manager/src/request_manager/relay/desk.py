@@ -105,13 +105,16 @@ class Desk:
         self._clients: dict[GatewayId, _Client] = {}
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled; raises what a sender raised."""
         await self._bus.subscribe(admit_subject(self._manager_id), self._on_admission)
         await self._bus.subscribe(streams_subject(self._manager_id), self._on_streams)
         try:
             while True:
                 await asyncio.sleep(_CHECK_S)
                 self._close_silent()
+                for client in self._clients.values():
+                    if client.sending is not None and client.sending.done():
+                        client.sending.result()
         finally:
             for gateway_id in list(self._clients):
                 self._close(gateway_id)

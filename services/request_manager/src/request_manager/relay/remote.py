@@ -16,7 +16,7 @@ from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.wire import admission_of, card_of, error_of, from_wire
 from request_manager.roster import Member, Roster
 from treecore.codec import decode, encode
-from treecore.errors import EspalierError, Overloaded, Unavailable, Unreachable, WireError
+from treecore.errors import EspalierError, Overloaded, Unavailable, Unlinked, Unreachable, WireError
 from treecore.messages import RequestId
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
@@ -47,12 +47,18 @@ _RETRY_AFTER_S = 1
 
 
 class _Lost(Exception):
-    """The stream's manager is gone, or something that it sent: to be admitted again."""
+    """The manager of that admission is gone, or something that it sent: to be admitted again."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One request as the gateway has it. number: of its last admission, -1 while it has to be admitted.
+    """One request as the gateway has it.
+
+    number: of its last admission, -1 while it has to be admitted. is_placed: whether a manager has said that it has it.
 
     num_steps_before: of the managers before this one. num_losses: since it got a token. checked: see _check.
     """
@@ -64,6 +70,7 @@ class _Stream:
     num_losses: int = 0
     number: int = -1
     manager: ManagerMember | None = None
+    is_placed: bool = False
     inbox: asyncio.Queue[TokenDelta | Exception] = field(default_factory=asyncio.Queue)
     checked: tuple[int, int] | None = None
     is_over: bool = False
@@ -92,15 +99,15 @@ class _Stream:
         """Have it admitted again, unless that goes on for ever."""
         if self.number < 0:
             return
-        self.number = -1
         self.num_losses += 1
         hopeless = Unavailable("the request was lost too often")
-        self.inbox.put_nowait(_Lost() if self.num_losses <= _MAX_LOSSES else hopeless)
+        self.inbox.put_nowait(_Lost(self.number) if self.num_losses <= _MAX_LOSSES else hopeless)
+        self.number, self.is_placed = -1, False
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """max_pause_s: a request that gets no token for so long fails. max_waiting: requests that no manager has taken."""
+    """max_pause_s: a request that gets no token for so long fails. max_waiting: requests that no manager has."""
 
     max_pause_s: float
     max_waiting: int
@@ -147,14 +154,16 @@ class RemoteManager:
         stream = _Stream(generation)
         self._streams[stream.request_id] = stream
         try:
-            while not stream.is_over:
+            while True:
                 await self._place(stream)
                 with suppress(_Lost):
                     async for delta in self._follow(stream):
                         yield delta
+                    return
         finally:
             del self._streams[stream.request_id]
-            self._tell_now.set()  # whoever has it may forget it
+            if not stream.is_over:
+                self._tell_now.set()  # whoever has it may forget it
 
     async def run(self) -> None:
         """Hear deltas and tell managers what is open, until cancelled."""
@@ -170,7 +179,7 @@ class RemoteManager:
     def _streams_by_place(self) -> tuple[int, int]:
         """Those that a manager has, and those that none has. May be called from another thread."""
         streams = list(self._streams.values())
-        num_waiting = sum(stream.manager is None for stream in streams)
+        num_waiting = sum(not stream.is_placed for stream in streams)
         return len(streams) - num_waiting, num_waiting
 
     def _check_room(self) -> None:
@@ -182,7 +191,7 @@ class RemoteManager:
     async def _place(self, stream: _Stream) -> None:
         """Have a manager admit it. Only one that has no token yet, and was never admitted, may be refused for load."""
         stream.num_steps_before = stream.num_steps
-        is_new = stream.manager is None
+        is_new = stream.num_losses == 0 and not stream.output
         try:
             async with asyncio.timeout(self._patience.max_pause_s):
                 while not (stream.is_over or await self._is_admitted(stream, is_new=is_new)):
@@ -205,6 +214,7 @@ class RemoteManager:
         except WireError as error:
             raise EspalierError(f"{stream.request_id} cannot be sent: {error}") from error
         if refusal is None:
+            stream.is_placed = stream.number >= 0
             if not is_new:
                 self._metrics.on_readmitted()
             return True
@@ -235,6 +245,8 @@ class RemoteManager:
         assert stream.manager is not None
         while True:
             outcome = await self._next(stream, stream.manager)
+            if isinstance(outcome, _Lost) and stream.number >= 0:
+                continue  # admitted again since
             if isinstance(outcome, Exception):
                 raise outcome
             yield outcome
@@ -306,6 +318,8 @@ class RemoteManager:
         try:
             async with manager.life.hold():
                 return await self._bus.request(subject, body, timeout_s)
+        except Unlinked:
+            raise
         except Unreachable:
             self._managers.lose(manager.worker_id)
             raise

@@ -83,7 +83,7 @@ def from_wire(delta: Delta, num_steps_before: int) -> TokenDelta:
 
 
 def verdict_of(error: EspalierError) -> Verdict:
-    """An error as it travels; what is nobody's business keeps its code alone."""
+    """An error as it travels."""
     match error:
         case InvalidRequest():
             return Verdict(InvalidRequest.code, str(error), error.param, error.reason)
