@@ -117,6 +117,12 @@ def test_conversion_gives_the_same_checkpoint_and_the_same_bytes_each_time(
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
+def test_whoever_may_read_the_configuration_may_read_the_weights(gguf_file: Path, tmp_path: Path) -> None:
+    """Containers run as another user than the one who converted."""
+    convert_gguf(gguf_file, tmp_path / "out")
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
+
+
 def test_the_converted_tokenizer_splits_digits_and_knows_special_tokens(gguf_file: Path, tmp_path: Path) -> None:
     """Merges apply, digits stand alone, control tokens are one token and vanish from the text."""
     convert_gguf(gguf_file, tmp_path)

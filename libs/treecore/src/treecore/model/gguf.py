@@ -45,6 +45,8 @@ def convert_gguf(path: Path, out_dir: Path, progress: Progress | None = None) ->
     _write_json(out_dir / "tokenizer.json", tokenizer)
     unfinished = out_dir / "model.safetensors.part"
     save_file(tensors, unfinished, metadata={"format": "pt"})
+    # safetensors lets its owner alone read it; who serves may be another user
+    unfinished.chmod((out_dir / "config.json").stat().st_mode)
     unfinished.replace(out_dir / "model.safetensors")
 
 
