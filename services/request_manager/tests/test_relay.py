@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation, TokenDelta
@@ -16,9 +15,7 @@ from request_manager.manager.testing import POLICY, Stage
 from request_manager.relay.desk import Desk
 from request_manager.relay.metrics import RelayMetrics
 from request_manager.relay.remote import Patience, RemoteManager
-from request_manager.relay.wire import Place, admission_of, error_of, from_wire, generation_of, to_wire, verdict_of
 from request_manager.roster import Roster, Watch, watch
-from treecore.codec import encode
 from treecore.errors import EspalierError, Overloaded, Unavailable
 from treecore.messages import RequestId, WorkerId
 from treecore.noise import Seed
@@ -26,14 +23,11 @@ from treecore.params import SamplingParams
 from treecore.service.presence import Announcer
 from treecore.streams import (
     ANNOUNCE_MANAGER,
-    Admission,
-    Delta,
     GatewayId,
     ManagerAnnouncement,
     admit_subject,
     streams_subject,
 )
-from treecore.testing import any_message
 from treecore.testing.bus import Call, FakeBus, Fate, Rule, Verdict, deliver_all
 from treecore.testing.scripted import ScriptedModel, decode_alone
 from treecore.testing.workers import FakeSsm, FakeVerifier
@@ -192,35 +186,6 @@ async def gateway(*names: str, rule: Rule = deliver_all, max_waiting: int = 8) -
     assert all(isinstance(ending, asyncio.CancelledError) for ending in endings), endings
 
 
-@given(any_message.admissions)
-def test_a_request_is_the_same_at_the_other_end(admission: Admission) -> None:
-    """All that its tokens depend on, and who may draft how, but for its name."""
-    if admission.is_dynamic:
-        admission = replace(admission, expansion=None)
-    if admission.ssms is not None:
-        admission = replace(admission, ssms=tuple(sorted(set(admission.ssms))))
-    again = admission_of(
-        replace(generation_of(admission), request_id=admission.request_id),
-        admission.gateway_id,
-        admission.number,
-        admission.output.tolist(),
-    )
-    assert encode(replace(again, trace=admission.trace)) == encode(admission)
-
-
-@given(any_message.deltas)
-def test_a_delta_or_error_is_the_same_at_the_other_end(delta: Delta) -> None:
-    """Tokens, counts and log-probabilities; of an error, what a client is told."""
-    if delta.error is None and delta.logprobs is None:
-        place = Place(delta.request_id, delta.number, delta.start)
-        assert to_wire(place, from_wire(delta, 0)) == delta
-        assert from_wire(delta, 5).steps == delta.steps + 5
-    if delta.error is not None:
-        error = error_of(delta.error)
-        assert str(error) == delta.error.message
-        assert type(error_of(verdict_of(error))) is type(error)
-
-
 async def test_a_remote_manager_says_what_a_local_one_does() -> None:
     """Tokens, log-probabilities and steps; and the card is the manager's."""
     async with gateway("m") as end:
@@ -330,6 +295,54 @@ async def test_overload_is_told_at_once_but_not_to_who_was_admitted(monkeypatch:
                 await anext(end.remote.generate(generation(request_id=RequestId("other"))))
             deltas += [delta async for delta in stream]
         assert tuple(token for delta in deltas for token in delta.tokens) == alone(one)
+
+
+async def test_who_waits_for_room_is_not_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the next manager is full and is told what is open: admitted again once, not given up."""
+    monkeypatch.setattr("request_manager.relay.remote._RETRY_S", 0.02)
+    one = generation(max_tokens=200)
+    num_refused = 0
+    async with gateway("old") as end:
+        async with aclosing(end.remote.generate(one)) as stream, asyncio.timeout(PATIENCE_S):
+            deltas = [await anext(stream)]
+            coordinator = (await end.add("new")).stage.coordinator
+            submit = coordinator.submit
+
+            def refuse(*args: object) -> object:
+                nonlocal num_refused
+                num_refused += 1
+                if num_refused <= 20:
+                    raise Overloaded("full", 1)
+                return submit(*args)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(coordinator, "submit", refuse)
+            await end.ends["old"].leave()
+            deltas += [delta async for delta in stream]
+        assert tuple(token for delta in deltas for token in delta.tokens) == alone(one)
+        assert end.value("readmissions_total") == 1
+
+
+async def test_a_loss_while_it_is_placed_does_not_eat_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost while an admission is under way that is never answered; the next one's short answer is there at once."""
+    one = generation(max_tokens=1)
+    async with gateway("m") as end:
+        ask, num_admissions = end.bus.request, 0
+
+        async def request(subject: str, body: bytes, timeout_s: float) -> bytes:
+            nonlocal num_admissions
+            if not subject.endswith("admit"):
+                return await ask(subject, body, timeout_s)
+            num_admissions += 1
+            (stream,) = end.remote._streams.values()
+            if num_admissions == 1:
+                stream.lose()
+                raise Unavailable("no answer")
+            reply = await ask(subject, body, timeout_s)
+            await end.until(lambda: stream.is_over)  # the reply and the deltas come together
+            return reply
+
+        monkeypatch.setattr(end.bus, "request", request)
+        assert await end.tokens(one) == alone(one)
 
 
 async def test_without_a_manager_requests_wait_and_too_many_are_refused() -> None:

@@ -18,6 +18,8 @@ from request_manager.grammars import ModelGrammars
 from request_manager.settings import ManagerSettings
 from treecore.errors import ConfigError
 
+_KEEP_ALIVE_S = 75  # longer than load balancers and HTTP pools keep an idle connection, so that they close it, not we
+
 
 class Gateway:
     """An app that listens already: whoever comes early waits instead of being refused."""
@@ -45,7 +47,13 @@ class Gateway:
 
 def _config(app: FastAPI, drain_timeout_s: float) -> uvicorn.Config:
     drain = max(1, round(drain_timeout_s))  # uvicorn counts whole seconds
-    return uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=drain)
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=drain,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

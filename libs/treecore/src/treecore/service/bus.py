@@ -40,7 +40,7 @@ class Bus(Protocol):
         """The one reply to `body`. Raises Unreachable (no link, nobody listens) or Unavailable (lost, or too late)."""
 
     async def publish(self, subject: str, body: bytes) -> None:
-        """Send to whoever listens; raises Unreachable while disconnected (nothing is buffered)."""
+        """Send to whoever listens. Raises Unlinked while disconnected (nothing is buffered), else Unavailable."""
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """Call `handler` for each message, one after another; what it returns is the reply."""
@@ -145,7 +145,10 @@ class NatsBus:
         """See Bus.publish."""
         self._check_connected()
         self._metrics.on_message("publish", "sent", body)
-        await self._client.publish(self._full(subject), body)
+        try:
+            await self._client.publish(self._full(subject), body)
+        except nats.errors.Error as error:
+            raise Unavailable(f"not sent on {subject}: {type(error).__name__}") from error
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """See Bus.subscribe. After a reconnect nats-py subscribes by itself, also what a dead link did not take."""

@@ -68,7 +68,7 @@ def _asked(operation: str, fields: GenerationRequest, request: Request) -> dict[
         "gen_ai.request.temperature": fields.temperature,
         "gen_ai.request.top_p": fields.top_p,
         "gen_ai.request.top_k": fields.top_k or None,
-        "gen_ai.request.seed": fields.seed,
+        "gen_ai.request.seed": fields.seed if fields.seed is None or fields.seed < 2**63 else str(fields.seed),
         "gen_ai.request.choice.count": fields.n,
         "gen_ai.request.max_tokens": fields.asked_tokens[1] if fields.asked_tokens else None,
         "gen_ai.request.frequency_penalty": fields.frequency_penalty,

@@ -210,6 +210,7 @@ class RemoteManager:
             body = await self._ask(manager, admit_subject(manager.worker_id), encode(admission), _ADMIT_S)
             refusal = decode(body, AdmissionReply).refusal
         except Unavailable:
+            stream.number = -1  # whoever has it all the same may forget it
             return False
         except WireError as error:
             raise EspalierError(f"{stream.request_id} cannot be sent: {error}") from error
@@ -220,6 +221,7 @@ class RemoteManager:
             return True
         reason = error_of(refusal)
         if isinstance(reason, Overloaded) and not is_new:
+            stream.number = -1
             return False
         raise reason
 
