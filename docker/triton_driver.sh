@@ -13,7 +13,8 @@ test -e "$headers/Python.h" || apt-get install --quiet --yes --no-install-recomm
 mkdir -p "$out" stub
 : | gcc -x c - -shared -Wl,-soname,libcuda.so.1 -o stub/libcuda.so.1 # the real one comes with the GPU
 gcc "$nvidia/driver.c" -O3 -shared -fPIC -Wno-psabi -o "$out/driver.so" \
-    -L stub -l:libcuda.so.1 -I "$nvidia/include" -I "$headers"
+    -L stub -Wl,--no-as-needed -l:libcuda.so.1 -I "$nvidia/include" -I "$headers"
+readelf --dynamic "$out/driver.so" | grep --quiet 'NEEDED.*libcuda.so.1'
 
 cat >/opt/espalier/bin/gcc <<'PROGRAM'
 #!/bin/sh
