@@ -272,24 +272,26 @@ async def test_a_gateway_that_falls_silent_takes_its_requests_with_it() -> None:
         await stream.aclose()
 
 
+def is_full_for(num_admissions: int, end: ManagerEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manager refuses so many requests for load, and then has room."""
+    coordinator = end.stage.coordinator
+    submit, refusals = coordinator.submit, iter(range(num_admissions))
+
+    def refuse(*args: object) -> object:
+        if next(refusals, None) is not None:
+            raise Overloaded("full", 1)
+        return submit(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(coordinator, "submit", refuse)
+
+
 async def test_overload_is_told_at_once_but_not_to_who_was_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new request is refused; one whose manager went asks again until the next one has room."""
     one = generation(max_tokens=200)
-    num_refused = 0
     async with gateway("old") as end:
         async with aclosing(end.remote.generate(one)) as stream, asyncio.timeout(PATIENCE_S):
             deltas = [await anext(stream)]
-            coordinator = (await end.add("new")).stage.coordinator
-            submit = coordinator.submit
-
-            def refuse(*args: object) -> object:
-                nonlocal num_refused
-                num_refused += 1
-                if num_refused <= 4:
-                    raise Overloaded("full", 1)
-                return submit(*args)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(coordinator, "submit", refuse)
+            is_full_for(4, await end.add("new"), monkeypatch)
             await end.ends["old"].leave()
             with pytest.raises(Overloaded):
                 await anext(end.remote.generate(generation(request_id=RequestId("other"))))
@@ -301,21 +303,10 @@ async def test_who_waits_for_room_is_not_lost_meanwhile(monkeypatch: pytest.Monk
     """However often the next manager is full and is told what is open: admitted again once, not given up."""
     monkeypatch.setattr("request_manager.relay.remote._RETRY_S", 0.02)
     one = generation(max_tokens=200)
-    num_refused = 0
     async with gateway("old") as end:
         async with aclosing(end.remote.generate(one)) as stream, asyncio.timeout(PATIENCE_S):
             deltas = [await anext(stream)]
-            coordinator = (await end.add("new")).stage.coordinator
-            submit = coordinator.submit
-
-            def refuse(*args: object) -> object:
-                nonlocal num_refused
-                num_refused += 1
-                if num_refused <= 20:
-                    raise Overloaded("full", 1)
-                return submit(*args)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(coordinator, "submit", refuse)
+            is_full_for(20, await end.add("new"), monkeypatch)
             await end.ends["old"].leave()
             deltas += [delta async for delta in stream]
         assert tuple(token for delta in deltas for token in delta.tokens) == alone(one)
