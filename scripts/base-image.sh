@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Makes a base image for docker/Dockerfile out of Debian's packages, where no registry can be reached.
 #
-#   scripts/base-image.sh NAME     needs root, debootstrap, and buildah or docker; MIRROR=... names a Debian mirror
+#   scripts/base-image.sh NAME     needs root, debootstrap, and buildah or docker; MIRROR=... names a mirror other than
+#                                  debootstrap's own
 #
 # The image is Debian bookworm's smallest, with its security updates, Python 3.11 and the CA certificates.
 set -euo pipefail
 
 name=${1:?usage: scripts/base-image.sh NAME}
-mirror=${MIRROR:-http://deb.debian.org/debian}
 suite=bookworm
 root=$(mktemp -d)
 archive=$(mktemp --suffix .tar)
 trap 'rm -rf "$root" "$archive"' EXIT
 
 chmod 755 "$root" # it becomes the image's
-debootstrap --variant=minbase --exclude=e2fsprogs,tzdata "$suite" "$root" "$mirror"
+debootstrap --variant=minbase --exclude=e2fsprogs,tzdata "$suite" "$root" ${MIRROR:+"$MIRROR"}
+mirror=$(awk '$1 == "deb" { print $2; exit }' "$root/etc/apt/sources.list")
 {
     echo "deb $mirror $suite main"
     echo "deb $mirror $suite-updates main"

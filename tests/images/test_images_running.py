@@ -10,15 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import urllib3
 from build_images import DOCKERFILE, TARGETS, Options, own_version
+from urllib3.util import Retry
 
 from espalier_local.cache import ModelCache
 from espalier_local.models import SMOLLM2
@@ -27,6 +29,7 @@ from espalier_local.ports import ReservedPort
 pytestmark = [pytest.mark.images, pytest.mark.timeout(1200)]
 
 PATIENCE_S = 240.0
+MOST_TRIES = 120
 OPTIONS = Options("buildah", "cpu", "espalier", own_version(), "", "", "", None)
 PYTHON_TARGETS = tuple(target for target in TARGETS if target != "nats")
 PARTS = ("nats", "gateway", "manager", "ssm", "verifier")
@@ -63,6 +66,16 @@ class Podman:
 
     environment: dict[str, str]
     project: str
+
+    def started_since(self, part: str, moment: datetime) -> None:
+        """Wait until the part's container has started, if it has not since then."""
+        wanted = ("--filter=event=start", f"--filter=container={self.container(part)}", f"--since={moment.isoformat()}")
+        with subprocess.Popen(
+            ("podman", "events", *wanted), env=self.environment, stdout=subprocess.PIPE, text=True
+        ) as events:
+            assert events.stdout is not None
+            assert events.stdout.readline(), "podman tells no events"
+            events.terminate()
 
     def __call__(self, *arguments: str) -> str:
         """What it says; raises with what it complains of."""
@@ -122,12 +135,11 @@ class System:
         assert finish_reason == "length"
         return text
 
-    def is_ready(self) -> bool:
-        """Whether the gateway says so."""
-        try:
-            return self.client.get("/ready").status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
+    def wait_ready(self) -> None:
+        """Until the gateway says so: it is asked as often as it likes to be (Retry-After)."""
+        again = Retry(MOST_TRIES, status_forcelist={503}, backoff_factor=0.1, backoff_max=2.0)
+        with urllib3.PoolManager(retries=again, timeout=5.0) as pool:
+            assert pool.request("GET", f"{self.client.base_url}/ready").status == httpx.codes.OK
 
 
 class Death:
@@ -137,23 +149,17 @@ class Death:
         self._podman = podman
         self._part = part
         self._pid = podman.pid(part)
+        self._since = datetime.now(UTC)
 
     def __call__(self, num_pieces: int) -> None:
         """Hears how many pieces of an answer have come."""
         if num_pieces == 10:
             os.kill(self._pid, signal.SIGKILL)
 
-    def is_over(self) -> bool:
-        """Whether the part's next life has begun."""
-        return self._podman.pid(self._part) not in (0, self._pid)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait, with patience."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
+    def wait_over(self) -> None:
+        """Until the part's next life has begun."""
+        self._podman.started_since(self._part, self._since)
+        assert self._podman.pid(self._part) not in (0, self._pid)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +192,7 @@ def system(podman: Podman) -> Iterator[System]:
         podman.compose("up", "--detach", "--no-build")
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False) as client:
             running = System(podman, client)
-            until(running.is_ready)
+            running.wait_ready()
             yield running
     finally:
         podman.compose("down", "--volumes", "--timeout", "5")
@@ -282,7 +288,7 @@ def test_the_death_of_a_part_is_a_pause(system: System, part: str) -> None:
     solo = system.ask()
     death = Death(system.podman, part)
     assert system.ask(death) == solo
-    until(death.is_over)
+    death.wait_over()
     assert system.ask() == solo
 
 
@@ -293,6 +299,6 @@ def test_the_death_of_a_gateway_is_a_lost_connection(system: System) -> None:
     death = Death(system.podman, "gateway")
     with pytest.raises(httpx.TransportError):
         system.ask(death, **key)
-    until(death.is_over)
-    until(system.is_ready)
+    death.wait_over()
+    system.wait_ready()
     assert system.ask(**key) == answer

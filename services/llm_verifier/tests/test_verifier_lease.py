@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from llm_verifier.engine import Engine
-from llm_verifier.lease import SILENCE_S, Lease, Tenancy
+from llm_verifier.lease import Lease, Tenancy
 from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder
 from treecore.noise import Seed
+from treecore.owners import LEASE_S
 from treecore.params import SamplingParams
 from treecore.testing.tiny import save_random_llama
 
@@ -64,7 +65,7 @@ def test_the_first_that_asks_has_it(tenancy: Tenancy) -> None:
 def test_silence_ends_it(tenancy: Tenancy, clock: Clock) -> None:
     """Exactly behind the limit; then the old holder is refused, and nothing of it is held."""
     step(tenancy, "a.1", "x")
-    clock.now_s += SILENCE_S - 0.01
+    clock.now_s += LEASE_S - 0.01
     assert step(tenancy, "b.1").owner == "a"
     clock.now_s += 0.02
     taken = step(tenancy, "b.1", "y")
@@ -77,11 +78,11 @@ def test_a_long_step_is_no_silence(clock: Clock) -> None:
     """While a step is computed the group is taken, however long that is; silence begins when it ends."""
     lease = Lease(clock)
     assert lease.grant("a")
-    clock.now_s += 100 * SILENCE_S
+    clock.now_s += 100 * LEASE_S
     assert lease.holder == "a"
     assert not lease.grant("b")
     lease.renew()
-    clock.now_s += SILENCE_S + 0.01
+    clock.now_s += LEASE_S + 0.01
     assert lease.holder == ""
     assert lease.grant("b")
 
@@ -90,7 +91,7 @@ def test_an_empty_message_keeps_it(tenancy: Tenancy, clock: Clock) -> None:
     """A manager without work says so now and then."""
     step(tenancy, "a.1", "x")
     for _ in range(5):
-        clock.now_s += SILENCE_S * 0.9
+        clock.now_s += LEASE_S * 0.9
         assert step(tenancy, "a.1").owner == "a"
     assert step(tenancy, "b.1").owner == "a"
 

@@ -4,8 +4,16 @@ from collections.abc import Callable
 
 from treecore.messages import RequestId
 
+LEASE_S = 3.0
+"""How long after its last step a manager that sends nothing keeps a verifier group."""
+
 SILENCE_S = 60.0
 """A manager of which a worker has not heard for so long is gone, and so are its requests."""
+
+
+def manager_of(owner: str) -> str:
+    """The manager of an owner, `manager.session`."""
+    return owner.rpartition(".")[0]
 
 
 class Owners:
@@ -22,7 +30,7 @@ class Owners:
 
     def begin_step(self, owner: str) -> list[RequestId]:
         """A message of this owner has come; returns the requests that nobody will ask for again."""
-        self._manager, _, session = owner.rpartition(".")
+        self._manager, session = manager_of(owner), owner
         before, now = self._sessions.get(self._manager), self._clock()
         gone = {manager for manager, (_, heard_s) in self._sessions.items() if heard_s < now - SILENCE_S}
         if before is not None and before[0] != session:

@@ -11,9 +11,7 @@ from math import inf
 from llm_verifier.engine import Engine
 from treecore.messages import VerifyReply, VerifyRequest
 from treecore.model.held import HeldRequests
-
-SILENCE_S = 3.0
-"""A manager that has sent nothing for so long since its last step ended has lost the group; see manager.verifying."""
+from treecore.owners import LEASE_S, manager_of
 
 
 class Lease:
@@ -39,7 +37,7 @@ class Lease:
 
     def renew(self) -> None:
         """The holder's step has ended: its silence begins now."""
-        self._until_s = self._clock() + SILENCE_S
+        self._until_s = self._clock() + LEASE_S
 
     def end(self) -> None:
         """The holder gives it up."""
@@ -57,7 +55,7 @@ class Tenancy:
 
     def step(self, request: VerifyRequest) -> VerifyReply:
         """Engine.step, or a reply that says who has the group."""
-        manager = request.owner.rpartition(".")[0]
+        manager = manager_of(request.owner)
         if not self._lease.grant(manager):
             worker_id = self._engine.worker_id
             return VerifyReply(worker_id, (), (), 0.0, 0.0, self._held.usage(), self._lease.holder)

@@ -30,6 +30,7 @@ from treecore.messages import (
     join_tree,
     step_subject,
 )
+from treecore.owners import manager_of
 from treecore.params import SamplingParams
 from treecore.sapling import Sapling, plan_of
 from treecore.service.bus import Bus
@@ -166,7 +167,7 @@ class FakeVerifier(_FakeWorker):
         answers = [self._verify(item) for item in request.items]
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        manager = request.owner.rpartition(".")[0]
+        manager = manager_of(request.owner)
         return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage(), manager)
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:

@@ -8,9 +8,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, use_span
 from opentelemetry.util.types import AttributeValue
 from starlette.requests import Request
 
+from request_manager.gateway.errors import error_code
 from request_manager.gateway.schema import GenerationRequest
 from request_manager.gateway.transcript import Transcript
-from treecore.errors import code_of
 from treecore.service.tracing import parent, tracer
 
 _MAX_NAME = 100  # characters of a model's name: a client may write anything
@@ -41,7 +41,7 @@ def fail_answer(span: Span, error: BaseException) -> None:
 def _kind(error: BaseException) -> str:
     """As metrics have it, but that who left is no error."""
     is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
-    return "cancelled" if is_left or not isinstance(error, Exception) else code_of(error)
+    return "cancelled" if is_left or not isinstance(error, Exception) else error_code(error)
 
 
 def end_answer(span: Span, transcripts: Sequence[Transcript], prompt_len: int, arrived_s: float) -> None:

@@ -14,6 +14,7 @@ from request_manager.manager.registry import Registry, Worker
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, Unreachable, WireError
 from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId, step_subject
+from treecore.owners import LEASE_S
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
 from treecore.service.tracing import current_trace
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 _DEADLINE_S = 300.0  # bounds what neither broker nor registry noticed
 _RETRY_S = 0.1
 _LEAVE_S = 1.0
-KEEP_LEASE_S = 1.0
-"""How often a manager without work asks, so that the verifier stays its own; a verifier waits three times as long."""
+KEEP_LEASE_S = LEASE_S / 3
+"""How often a manager without work asks, so that the verifier stays its own."""
 
 
 class VerifierLink:
