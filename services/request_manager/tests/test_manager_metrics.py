@@ -118,6 +118,19 @@ def test_everything_that_is_heard_can_be_read() -> None:
     assert found == pytest.approx(wanted)
 
 
+async def test_who_has_no_verifier_shows_no_cache() -> None:
+    """Another manager may be showing the same one: sums over managers stay right."""
+    registry = CollectorRegistry()
+    metrics = ManagerMetrics(registry)
+    metrics.on_llm("llm")
+    metrics.on_blocks(WorkerId("v"), BLOCKS)
+    metrics.on_no_verifier()
+    assert registry.get_sample_value("espalier_kv_blocks", {"state": "used"}) is None
+    assert b"kv_cache_usage_perc{" not in metrics_page(registry)
+    metrics.on_blocks(WorkerId("v"), BLOCKS)
+    assert value(registry, "espalier_kv_blocks", state="used") == BLOCKS.used
+
+
 def test_load_tools_find_what_they_know() -> None:
     """Names, labels and meanings are those of vLLM: drafts are trees, positions count from 0, and there is no more."""
     registry = CollectorRegistry()
@@ -245,7 +258,7 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
 
 def drafted(times: ModelTimes, waited_ms: float) -> Drafted:
     """A round of drafts that took so long."""
-    return Drafted({}, frozenset(), False, frozenset(), Round({}, {}, times, ()), waited_ms)
+    return Drafted({}, frozenset(), False, frozenset(), Round({}, {}, times, ()), waited_ms, ())
 
 
 def reply(forward_ms: float, sample_ms: float) -> VerifyReply:

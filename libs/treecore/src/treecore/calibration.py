@@ -46,6 +46,8 @@ class Calibration:
 
     def path_probabilities(self, forest: Forest) -> Probabilities:
         """Chance that the LLM's path goes through each node, fp64 [M]: 1 for roots, never more than the parent's."""
+        if len(forest) == forest.num_requests:
+            return np.ones(len(forest))
         odds, candidates = self._judge(forest).final, slice(forest.num_requests, None)
         path_p = np.ones(len(forest))
         path_p[candidates] = odds / (1.0 + odds)
@@ -60,6 +62,8 @@ class Calibration:
 
         Each candidate behind a node of the LLM's path was the LLM's token or not, whether it was verified or not.
         """
+        if len(forest) == forest.num_requests:
+            return
         is_seen, is_hit = _outcomes(forest, committed)
         judged, tries = self._judge(forest), forest.tries.nodes
         of_tries, of_nodes = is_seen[tries], is_seen[forest.num_requests :]
@@ -79,8 +83,7 @@ class Calibration:
         claimed /= 1.0 - claimed
         scored = claimed * self._by_score.factors(len(self._ssms) * _NUM_BINS)[bins]
         placed = scored * self._by_place.factors(len(self._ssms) * _NUM_DEPTHS * _NUM_RANKS)[places]
-        joined = np.multiply.reduceat(1.0 + placed, forest.starts) - 1.0 if len(placed) else placed
-        joined = np.clip(joined, *_ODDS)
+        joined = np.clip(np.multiply.reduceat(1.0 + placed, forest.starts) - 1.0, *_ODDS)
         shares = np.searchsorted(_EDGES, np.log(joined / (1.0 + joined)))
         agreements = _agreements(forest) * _NUM_BINS + shares
         of_agreement = self._by_agreement.factors(_NUM_SSMS**2 * _NUM_BINS)

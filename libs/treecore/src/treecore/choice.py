@@ -57,6 +57,8 @@ def choose(forest: Forest, path_p: Probabilities, bounds: Bounds, price: StepPri
     the sort is stable. So one pass over n finds the best set there is; 0 nodes may well be it.
     """
     R = forest.num_requests
+    if len(forest) == R:
+        return _roots_alone(R, price)
     order = _most_likely(forest, path_p, bounds, max(0, bounds.max_rows - R - price.num_other_rows))
     rows = R + price.num_other_rows + np.arange(len(order) + 1)
     tokens = R + price.num_other_tokens + np.concatenate([[0.0], np.cumsum(path_p[order])])
@@ -66,6 +68,12 @@ def choose(forest: Forest, path_p: Probabilities, bounds: Bounds, price: StepPri
     kept[:R] = True
     kept[order[:best]] = True
     return Choice(kept, int(rows[best]), float(tokens[best]), float(ms[best]))
+
+
+def _roots_alone(num_requests: int, price: StepPrice) -> Choice:
+    num_rows = num_requests + price.num_other_rows
+    ms = price.fixed_ms + price.verify.ms(num_rows)
+    return Choice(np.ones(num_requests, np.bool_), num_rows, num_requests + price.num_other_tokens, ms)
 
 
 def _most_likely(forest: Forest, path_p: Probabilities, bounds: Bounds, count: int) -> Places:

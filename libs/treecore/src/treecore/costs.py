@@ -40,6 +40,7 @@ class ForwardCosts:
         self._seen: deque[tuple[float, float]] = deque(known, maxlen=_WINDOW)
         self._num_unfitted = 0
         self._factors = self._prior = np.array([1.0, 0.0])
+        self._by_rows: dict[int, float] = {}  # what was asked since the last fit
 
     @overload
     def ms(self, num_rows: int) -> float: ...
@@ -47,9 +48,11 @@ class ForwardCosts:
     def ms(self, num_rows: NDArray[np.int64]) -> Ms: ...
     def ms(self, num_rows: Rows) -> float | Ms:
         """Of one forward over so many rows."""
-        rows = np.asarray(num_rows, np.float64)
-        found = self._factors[0] * self._measured(rows) + self._factors[1] * rows
-        return found if found.ndim else float(found)
+        if not isinstance(num_rows, int):
+            return self._curve(num_rows.astype(np.float64))
+        if num_rows not in self._by_rows:
+            self._by_rows[num_rows] = float(self._curve(np.array([num_rows], np.float64))[0])
+        return self._by_rows[num_rows]
 
     def observe(self, num_rows: int, ms: float) -> None:
         """A forward over so many rows (>= 1) took `ms`."""
@@ -64,6 +67,11 @@ class ForwardCosts:
         if not len(self._rows):  # nothing was measured: half of it is taken to grow with the rows until more is known
             self._prior = np.array([np.median(seen) / 2, np.median(seen / rows) / 2])
         self._factors = _fitted(np.stack([self._measured(rows), rows]) / seen, self._prior)
+        self._by_rows.clear()
+
+    def _curve(self, rows: Ms) -> Ms:
+        found: Ms = self._factors[0] * self._measured(rows) + self._factors[1] * rows
+        return found
 
     def _measured(self, rows: Ms) -> Ms:
         if not len(self._rows):

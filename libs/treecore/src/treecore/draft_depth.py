@@ -17,6 +17,8 @@ _NEW = 0.15  # weight of the latest observation
 _EXPLORED = 0.03  # of all time at most goes to drafts that do not look worth it
 _FALL = 0.6  # from depth to depth, before any draft
 
+Milliseconds = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class DraftOffer:
@@ -79,28 +81,28 @@ class DraftDepth:
         """
         if offer.num_waiting == 0 or offer.max_depth == 0:
             return 0
-        rate = self._speedup * _plain_rate(offer.num_requests, offer.price)
-        depths = range(min(offer.max_depth, _DEEPEST) + 1)
-        gains = [self._gain(depth, offer, rate) for depth in depths]
+        draft_ms = _draft_ms(offer)
+        gains = self._gains(offer, draft_ms)
         found = int(np.argmax(gains))
-        return found or self._explored(offer, 1 + int(np.argmax(gains[1:])))
+        return found or self._explored(1 + int(np.argmax(gains[1:])), draft_ms)
 
-    def _explored(self, offer: DraftOffer, depth: int) -> int:
+    def _explored(self, depth: int, draft_ms: Milliseconds) -> int:
         """`depth` if there is time to spend on it, else 0."""
-        draft_ms = _draft_ms(depth, offer)
-        if self._unspent_ms < draft_ms:
+        if self._unspent_ms < draft_ms[depth]:
             return 0
         self._unspent_ms = 0.0
         return depth
 
-    def _gain(self, depth: int, offer: DraftOffer, rate: float) -> float:
-        """Tokens of a step with a draft of that depth, less what its time brings elsewhere."""
-        likely = -np.sort(-self._likely[:depth], axis=None)[: offer.max_nodes - 1]
-        tokens = offer.num_waiting * np.concatenate([[0.0], np.cumsum(likely)])
-        rows = offer.num_requests + offer.price.num_other_rows
-        ms = offer.price.verify.ms(rows + offer.num_waiting * np.arange(len(tokens))) + _draft_ms(depth, offer)
-        known = offer.num_requests + offer.price.num_other_tokens - rate * offer.price.fixed_ms
-        return float(known + (tokens - rate * ms).max())
+    def _gains(self, offer: DraftOffer, draft_ms: Milliseconds) -> NDArray[np.float64]:
+        """Tokens of a step with a draft of 0, 1, .. forwards, less what its time brings elsewhere."""
+        rate = self._speedup * _plain_rate(offer.num_requests, offer.price)
+        most = len(draft_ms) - 1
+        within = np.repeat(np.tri(most + 1, most, -1), _WIDEST, axis=1)  # [forwards, node]: 1 where a draft has it
+        likely = -np.sort(-within * self._likely[:most].ravel(), axis=1)[:, : offer.max_nodes - 1]
+        tokens = offer.num_waiting * np.cumsum(np.pad(likely, ((0, 0), (1, 0))), axis=1)
+        rows = offer.num_requests + offer.price.num_other_rows + offer.num_waiting * np.arange(tokens.shape[1])
+        found: NDArray[np.float64] = (tokens - rate * offer.price.verify.ms(rows)).max(axis=1) - rate * draft_ms
+        return found
 
 
 def forwards_within(ms: float, draft: ForwardCosts, num_rows: int, most: int) -> int:
@@ -108,10 +110,12 @@ def forwards_within(ms: float, draft: ForwardCosts, num_rows: int, most: int) ->
     return int(min(most, ms / draft.ms(num_rows)))
 
 
-def _draft_ms(depth: int, offer: DraftOffer) -> float:
-    if depth == 0:
-        return 0.0
-    return offer.wait_ms + depth * offer.draft.ms(offer.num_waiting * offer.width)
+def _draft_ms(offer: DraftOffer) -> Milliseconds:
+    """Of drafts of 0, 1, .. forwards."""
+    forwards: Milliseconds = np.arange(min(offer.max_depth, _DEEPEST) + 1, dtype=np.float64)
+    found = forwards * offer.draft.ms(offer.num_waiting * offer.width)
+    found[1:] += offer.wait_ms
+    return found
 
 
 def _plain_rate(num_requests: int, price: StepPrice) -> float:

@@ -153,6 +153,8 @@ def merge_drafts(roots: Sequence[int], drafts: Sequence[Sequence[ScoredDraft]]) 
 
     Equal root-to-node sequences of one request become one node that keeps every proposal; nothing is lost or added.
     """
+    if not any(map(len, chain.from_iterable(drafts))):
+        return _of_roots(roots)
     R, entries = len(roots), _entries(drafts)
     nodes, order, ends = _placed(entries, R)
     tries = Tries(nodes[order], entries.ssms[order], entries.ranks()[order], entries.filled_scores()[order])
@@ -169,6 +171,15 @@ def merge_drafts(roots: Sequence[int], drafts: Sequence[Sequence[ScoredDraft]]) 
         tries,
         starts,
         entries.ssm_ids,
+    )
+
+
+def _of_roots(roots: Sequence[int]) -> Forest:
+    """No candidates: most steps of a batch that does without drafts."""
+    R, none = len(roots), np.empty(0, np.int64)
+    tries = Tries(none, none, none, np.empty(0, np.float32))
+    return Forest(
+        R, np.array(roots, np.int64), np.full(R, -1), np.arange(R), np.zeros(R, np.int64), (R,), tries, none, ()
     )
 
 
@@ -261,10 +272,10 @@ def _placed(entries: _Entries, num_roots: int, salt: int = 1) -> tuple[Places, P
     nodes = np.empty(len(order), np.int64)
     nodes[order] = num_roots + places
     first = order[is_first]
-    above = np.where(entries.parents < 0, entries.requests, nodes[entries.parents] if len(nodes) else nodes)
+    above = np.where(entries.parents < 0, entries.requests, nodes[entries.parents])
     if (above[order] != above[first][places]).any() or (entries.tokens[order] != entries.tokens[first][places]).any():
         return _placed(entries, num_roots, salt + 1)
-    return nodes, order, (num_roots + np.cumsum(np.bincount(depths[first], minlength=1))).tolist()
+    return nodes, order, (num_roots + np.cumsum(np.bincount(depths[first]))).tolist()
 
 
 def _mixed(values: Places, salt: int) -> Codes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from request_manager.manager.step_record import Model
 from treecore.calibration import Calibration
-from treecore.choice import Bounds, Choice, StepPrice, choose
+from treecore.choice import Bounds, Choice, Probabilities, StepPrice, choose
 from treecore.costs import ForwardCosts, TypicalMs
 from treecore.draft_depth import DraftDepth, DraftOffer, forwards_within
 from treecore.expand import Growth
@@ -37,12 +37,15 @@ _PROBE_EVERY = 16  # steps after which it is tried again
 class Chosen:
     """The nodes of a step and what they were chosen from; what is learned from the step refers to it.
 
-    price: of the step without a draft that is waited for.
+    path_p: fp64 [M], how likely each candidate was thought to be. price: of the step without a draft that is waited
+    for. waited: bool [R], the requests whose drafts were.
     """
 
     forest: Forest
+    path_p: Probabilities
     choice: Choice
     price: StepPrice
+    waited: NDArray[np.bool_]
 
     @property
     def num_expected(self) -> float:
@@ -81,9 +84,8 @@ class Economy:
     ) -> Chosen:
         """The nodes that make this step pay best, which has waited so long already; waited: bool [R], for whom."""
         path_p = self._calibration.path_probabilities(forest)
-        self._depth.observe(forest, path_p, waited)
         paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
-        return Chosen(forest, choose(forest, path_p, bounds, paid), price)
+        return Chosen(forest, path_p, choose(forest, path_p, bounds, paid), price, waited)
 
     def growth_to_wait_for(
         self, price: StepPrice, ssms: Sequence[Announcement], num_requests: int, num_waiting: int, max_depth: int
@@ -129,6 +131,7 @@ class Economy:
             return
         self._calibration.observe(chosen.forest, committed)
         self._costs_of(self._verify, llm).observe(chosen.choice.num_rows, times.verify_ms)
+        self._depth.observe(chosen.forest, chosen.path_p, chosen.waited)
         self._depth.on_step(chosen.forest.num_requests, sum(map(len, committed)), times.total_ms, chosen.price)
 
     def learn_ahead(self, num_requests: int, num_gained: int) -> None:

@@ -14,7 +14,7 @@ from request_manager.manager.economy import Chosen, Economy, StepTimes
 from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, PlannedItem
-from request_manager.manager.ssm_pool import Round, SsmPool
+from request_manager.manager.ssm_pool import DraftCosts, Round, SsmPool
 from request_manager.manager.step_record import Observer
 from treecore.accept import Accepted
 from treecore.choice import Bounds, StepPrice
@@ -65,7 +65,7 @@ class Drafted:
 
     candidates: of dynamic trees. ahead: the requests whose candidates were asked for during the last step. is_hidden:
     whether all of those were there at once. waited: the requests whose drafts were asked for in this step. round: what
-    came of that. waited_ms: for all of it.
+    came of that. waited_ms: for all of it. costs: of all drafts, those ahead included.
     """
 
     candidates: Candidates
@@ -74,6 +74,7 @@ class Drafted:
     waited: frozenset[RequestId]
     round: Round
     waited_ms: float
+    costs: DraftCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ class Speculator:
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
+        for ssm, cost, other_ms in step.drafted.costs:
+            self.economy.learn_draft(ssm, cost, other_ms)
         ahead = step.drafted.ahead
         for model, name, costs in self.economy.known_costs():
             self.observer.on_costs(model, name, costs)
@@ -150,26 +153,26 @@ class Speculator:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
         is_hidden = not self.ssms.is_drafting
-        candidates = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
+        candidates, costs = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
         ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
         bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
-        return Drafted(candidates, ahead, is_hidden, waited, found, (perf_counter() - started) * 1e3)
+        waited_ms = (perf_counter() - started) * 1e3
+        return Drafted(candidates, ahead, is_hidden, waited, found, waited_ms, (*costs, *found.costs))
 
-    async def _drafted_ahead(self, ahead: Sequence[Turn]) -> Candidates:
-        """What was drafted during the last step, as far as the committed tokens did not leave it."""
+    async def _drafted_ahead(self, ahead: Sequence[Turn]) -> tuple[Candidates, DraftCosts]:
+        """What was drafted during the last step, as far as the committed tokens did not leave it; and its costs."""
         if not ahead:
-            return {}
+            return {}, ()
         found = await self.ssms.collect(self._patience_s)
-        self._learn_costs(found)
         candidates = {}
         for turn in ahead:
             drafts = [grown.now(turn.request) for grown in found.grown.get(turn.request_id, ())]
             candidates[turn.request_id] = [draft for draft in drafts if draft is not None]
-        return candidates
+        return candidates, found.costs
 
     def _static_wishes(self, turns: Sequence[Turn]) -> list[DraftWish]:
         return [
@@ -195,16 +198,11 @@ class Speculator:
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> Round:
         drafted = await self.ssms.draft(wishes, self.deadline_s)
-        self._learn_costs(drafted)
         for wish in wishes:
             request_id = wish.request.request_id
             if request_id not in drafted.trees and request_id not in drafted.grown:
                 self.observer.on_dropped("no_draft")
         return drafted
-
-    def _learn_costs(self, drafted: Round) -> None:
-        for name, cost, other_ms in drafted.costs:
-            self.economy.learn_draft(name, cost, other_ms)
 
     def _static(self, turn: Turn, drafted: Round) -> TokenTree:
         """The merged tree of what arrived; the root alone if nothing did."""

@@ -17,18 +17,18 @@ from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.tree import TokenTree
 
+DraftCosts = tuple[tuple[str, ForwardCost, float], ...]
+"""(SSM, its forward, ms of the exchange beside forwards and sampling)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of drafting brought. times: of the SSM that took longest.
-
-    costs: (SSM, its forward, ms of the exchange beside forwards and sampling).
-    """
+    """What one round of drafting brought. times: of the SSM that took longest."""
 
     trees: dict[RequestId, list[TokenTree]]
     grown: dict[RequestId, list[Grown]]
     times: ModelTimes
-    costs: tuple[tuple[str, ForwardCost, float], ...]
+    costs: DraftCosts
 
     @classmethod
     def of(cls, drafters: Sequence[Drafter], answers: Sequence[Drafts]) -> "Round":
