@@ -190,6 +190,20 @@ def test_without_a_gpu_none_is_asked_for(render: Any, chart: Path) -> None:
     assert not any("GROUP" in each["name"] for each in pod["containers"][0]["env"])
 
 
+def test_an_ssm_on_a_gpu_has_one(render: Any) -> None:
+    """And the image, the word and the limit that go with it; its neighbours have none."""
+    on = render(Path(__file__).parent / "values" / "everything-on.yaml")
+    found = {}
+    for pod in on.pods:
+        container = pod.containers[0]
+        told = {each["name"]: each.get("value") for each in container.get("env", [])}
+        limit = container["resources"]["limits"].get(GPU)
+        found[pod.owner] = told.get("ESPALIER_DEVICE"), container["image"].rpartition("-")[2], limit
+    assert found["demo-ssm-fetched-one"] == ("cuda", "cuda", 1)
+    assert found["demo-ssm-shipped-one"] == ("cpu", "cpu", None)
+    assert found["demo-ssm-repeats"] == (None, "cpu", None)
+
+
 def test_a_leader_worker_set_has_groups_of_stages(render: Any) -> None:
     """Two groups of two pods; the rank comes from its controller."""
     release = render(Path(__file__).parent / "values" / "leader-worker-set.yaml")

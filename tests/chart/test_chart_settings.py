@@ -33,7 +33,7 @@ OF_THE_CHART = {  # settings that the chart sets, or leaves alone, for reasons o
     "managerSettings": {"role", "model", "host", "port", "drain_timeout_s"},
     "gatewaySettings": {"api_keys_file"},
     "scalerSettings": {"namespace", "lease", "kubernetes_url", "load_endpoints", "verifier", "ssms"},
-    "ssmSettings": {"kind", "ssm", "teacher", "corpus", "name"},
+    "ssmSettings": {"kind", "device", "ssm", "teacher", "corpus", "name"},
     "verifierSettings": {
         *("model", "name", "device", "tensor_parallel_size", "pipeline_parallel_size", "ranks_per_pod", "local_rank"),
         *("rank", "rendezvous", "group_service", "group_port", "group_generation"),

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import CliImplicitFlag
 
+from treecore.model.backend import AttentionName, DeviceName
 from treecore.service.settings import ServiceSettings
 
 SHIPPED = "shipped:"
@@ -30,6 +31,8 @@ class SsmSettings(ServiceSettings):
     corpus_tokens: int = Field(262_144, ge=1, description="tokens of the corpus that are read; some 300 bytes each")
     min_match: int = Field(2, ge=1, description="tokens that must repeat before the next are drafted (kind suffix)")
     name: str = Field("ssm", description="the SSM's name; workers of one name are replicas")
+    device: DeviceName = Field("auto", description="cpu or cuda; auto is cuda where there is a device (kind model)")
+    attention: AttentionName = Field("auto", description="torch or triton; auto is triton on cuda, torch elsewhere")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_tokens: int = Field(65536, ge=64, description="tokens that the KV cache holds; memory is touched as it fills")
     block_len: int = Field(16, ge=1, description="tokens of a KV block")

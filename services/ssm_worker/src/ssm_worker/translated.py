@@ -34,7 +34,7 @@ class TranslatedDecoder:
         self.output_token_ids = tokens.llm_twins[is_head]
         self._decoder = decoder
         self._reads = torch.from_numpy(tokens.reads.astype(np.int64))
-        self._columns = torch.from_numpy(columns)
+        self._columns = torch.from_numpy(columns).to(decoder.device)
 
     def new_pool(self, num_slots: int) -> KvPool:
         """See Decoder."""

@@ -12,6 +12,7 @@ from ssm_worker.vocabulary import Model, token_map
 from treecore.errors import ConfigError
 from treecore.grammar import grammar_starter
 from treecore.messages import Announcement, DraftRequest, WorkerId
+from treecore.model.backend import Hardware, choose_device
 from treecore.model.costs import measure_costs
 from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
@@ -28,7 +29,8 @@ async def serve_model(settings: SsmSettings, stop: asyncio.Event, operations: Op
     ssm, teacher = settings.ssm, settings.teacher
     if ssm is None:
         raise ConfigError("--ssm: an SSM of kind model needs the directory of its checkpoint")
-    decoder = await asyncio.to_thread(load_decoder, ssm, dtype=settings.dtype, embedding_from=teacher)
+    on = Hardware(choose_device(settings.device), settings.attention, settings.block_len)
+    decoder = await asyncio.to_thread(load_decoder, ssm, dtype=settings.dtype, embedding_from=teacher, on=on)
     forwards = await asyncio.to_thread(_for_teacher, decoder, settings)
     spec = forwards.spec
     tokenizer_dir = teacher or ssm
