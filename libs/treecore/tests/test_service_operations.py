@@ -188,6 +188,18 @@ async def test_clients_that_hang_hold_up_nobody() -> None:
                 assert await statuses(operations) == (503, 503, 200)
 
 
+async def test_the_oldest_of_too_many_connections_is_cut_off() -> None:
+    """However slowly its client goes on: there are never more than 32 threads of them, and a probe is always heard."""
+    async with opened() as operations:
+        with ExitStack() as stack:
+            address = LOCAL, operations.port or 0
+            hanging = [stack.enter_context(socket.create_connection(address, SOON_S)) for _ in range(40)]
+            assert await asyncio.to_thread(hanging[0].recv, 1) == b""
+            assert await statuses(operations) == (503, 503, 200)
+            exchanges = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+            assert len(exchanges) <= 33  # one may not have found yet that it was cut off
+
+
 async def test_a_client_that_hangs_is_left_alone_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is closed, after some seconds."""
     assert 1 <= _Exchange.timeout <= 10

@@ -67,22 +67,21 @@ async def test_one_that_leaves_by_itself_takes_the_others_along(tmp_path: Path) 
         await running
 
 
-def test_ranks_share_the_threads_and_the_first_one_has_the_port() -> None:
-    """Eight threads for three ranks are two each; a pod has one operations port."""
-    pod = {"OMP_NUM_THREADS": "8", "ESPALIER_OPERATIONS_PORT": "9090", "ESPALIER_NAME": "llm"}
-    common = {"OMP_NUM_THREADS": "2", "ESPALIER_NAME": "llm"}
-    assert environment(pod, 0, 3) == {**common, "ESPALIER_LOCAL_RANK": "0", "ESPALIER_OPERATIONS_PORT": "9090"}
-    assert environment(pod, 2, 3) == {**common, "ESPALIER_LOCAL_RANK": "2"}
+def test_ranks_share_the_threads() -> None:
+    """Eight threads for three ranks are two each."""
+    pod = {"OMP_NUM_THREADS": "8", "ESPALIER_NAME": "llm"}
+    assert environment(pod, 2, 3) == {"OMP_NUM_THREADS": "2", "ESPALIER_NAME": "llm", "ESPALIER_LOCAL_RANK": "2"}
     assert environment({}, 1, 3) == {"ESPALIER_LOCAL_RANK": "1"}
     assert environment({"OMP_NUM_THREADS": "2"}, 1, 3)["OMP_NUM_THREADS"] == "1"
 
 
 async def test_a_pod_is_a_group(tmp_path: Path) -> None:
-    """Real ranks find each other, and leave in peace together."""
+    """Real ranks find each other, share an operations port, and leave in peace together."""
     model = save_random_llama(tmp_path / "tiny", num_layers=2, seed=0)
     sizes = ("--tensor-parallel-size", "2", "--ranks-per-pod", "2")
-    with reserved_port() as port:
-        command = (sys.executable, "-m", "llm_verifier", "--model", str(model), *sizes, "--group-port", str(port))
+    with reserved_port() as port, reserved_port() as operations_port:
+        ports = ("--group-port", str(port), "--operations-port", str(operations_port))
+        command = (sys.executable, "-m", "llm_verifier", "--model", str(model), *sizes, *ports)
         pod = await asyncio.create_subprocess_exec(
             *command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.PIPE
         )

@@ -51,6 +51,22 @@ async def test_only_a_key_opens(tmp_path: Path) -> None:
     assert "one" not in refused.text
 
 
+async def test_an_editor_leaves_its_traces(tmp_path: Path) -> None:
+    """A byte order mark, Windows' ends of lines and comments are no part of a key."""
+    path = tmp_path / "keys"
+    path.write_bytes("\ufeffone\r\n# team two\r\ntwo\r\n".encode())
+    async with client(path) as gateway:
+        assert [await status(gateway, key) for key in ("one", "two")] == [200, 200]
+        assert [await status(gateway, key) for key in ("# team two", "team two")] == [401, 401]
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\tb"])
+def test_a_key_that_no_header_carries_stops_the_start(tmp_path: Path, key: str) -> None:
+    """It would never open anything. It is not shown."""
+    with pytest.raises(ConfigError, match=r"keys: line 2: a key is printable ASCII$"):
+        client(keys_file(tmp_path / "keys", "one", key))
+
+
 async def test_probes_need_no_key_and_the_rest_does(tmp_path: Path) -> None:
     """A load balancer has none; models, metrics and paths that do not exist are not shown without one."""
     async with client(keys_file(tmp_path / "keys", "one")) as gateway:
@@ -82,7 +98,7 @@ async def test_without_a_file_everybody_may() -> None:
         assert [await status(gateway, key) for key in (None, "any")] == [200, 200]
 
 
-@pytest.mark.parametrize("content", [None, "", "\n \n"])
+@pytest.mark.parametrize("content", [None, "", "\n \n", "# one\n"])
 def test_a_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
     """An empty file would lock everybody out, a missing one let everybody think that there is a lock."""
     path = tmp_path / "keys"

@@ -142,6 +142,21 @@ def test_a_metric_that_nobody_exposes_is_an_error(missing: str) -> None:
         verifier_reading(AIMS, Span(look(0, a=a), look(15, a=a)))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("metric", [REQUESTS, WORKERS])
+def test_what_is_no_number_is_missing(metric: str, value: float) -> None:
+    """An error of this target, not the end of the scaler."""
+    a = Process().load(2, 0)
+    gauge, series = {
+        REQUESTS: (a.requests, [("running",), ("waiting",)]),
+        WORKERS: (a.workers, [("verifier", "llm"), ("ssm", "default")]),
+    }[metric]
+    for labels in series:
+        gauge.labels(*labels).set(value)
+    with pytest.raises(MetricMissing, match=f"{metric}$"):
+        verifier_reading(AIMS, Span(look(0, a=a), look(15, a=a)))
+
+
 def test_metrics_may_be_spread_over_gateways_and_managers() -> None:
     """It is enough that somebody exposes each; a histogram that appears within the period began at zero."""
     gateway, manager = Process(without=QUEUE), Process(without=TTFT).load(2, 0)

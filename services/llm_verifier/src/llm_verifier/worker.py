@@ -40,6 +40,8 @@ async def serve(settings: VerifierSettings, stop: asyncio.Event) -> None:
         command = (sys.executable, "-m", "llm_verifier", *sys.argv[1:])
         await run_ranks(settings.ranks_per_pod, command, os.environ, stop)
         return
+    if settings.local_rank:  # the first of a pod's ranks speaks for all of them
+        settings = settings.model_copy(update={"operations_port": None})
     async with open_operations(settings) as operations:
         await _serve_seat(find_seat(settings, os.environ, socket.gethostname()), settings, stop, operations)
 

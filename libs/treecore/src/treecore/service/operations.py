@@ -12,10 +12,10 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from threading import Thread
+from threading import Lock, Thread
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 5.0  # with a client that says nothing, or takes nothing
 _STOP_POLL_S = 0.05
+_MAX_EXCHANGES = 32
 
 _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
@@ -112,7 +113,10 @@ def _listening(host: str, port: int, operations: Operations) -> Iterator[int]:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A thread for each exchange, so that a slow client holds up nobody; none of them outlives the process."""
+    """A thread for each exchange, so that a slow client holds up nobody; none of them outlives the process.
+
+    An exchange takes milliseconds: where there are too many the oldest is cut off, so a probe is always heard.
+    """
 
     allow_reuse_address = True
     daemon_threads = True
@@ -122,7 +126,26 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, host: str, port: int, operations: Operations) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.operations = operations
+        self._lock = Lock()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
         super().__init__((host, port), _Exchange)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Begin an exchange."""
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open))
+            if len(self._open) > _MAX_EXCHANGES:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds that its client is gone
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        """End an exchange."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's
         """A client that went away is nobody's concern; anything else is a bug of ours."""

@@ -4,6 +4,7 @@ A step serves many requests: its span stands alone and links to theirs. Contexts
 text, prompts or tokens. Knows OpenTelemetry; must not know what is traced.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,6 +19,9 @@ _KEY = "traceparent"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 NOT_TRACED = ""
+
+_TIMEOUTS = {"OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"}
+_PATIENCE_S = 2.0  # with a collector; a process that stops waits so long for one that hangs
 
 
 def start_tracing(endpoint: str | None, service: str) -> None:
@@ -37,7 +41,9 @@ def start_tracing(endpoint: str | None, service: str) -> None:
             f"--otlp-endpoint: tracing is not installed ({error}); pip install treecore[tracing]"
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": f"espalier-{service}"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
+    patience_s = None if _TIMEOUTS & os.environ.keys() else _PATIENCE_S
+    exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=patience_s)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
 
 

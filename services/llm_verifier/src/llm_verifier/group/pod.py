@@ -36,10 +36,8 @@ async def run_ranks(
 
 
 def environment(environ: Mapping[str, str], local_rank: int, num_ranks: int) -> dict[str, str]:
-    """A rank's variables. They share the pod's threads, and the first one speaks for all at the operations port."""
+    """A rank's variables. Ranks share the pod's threads."""
     own = {**environ, "ESPALIER_LOCAL_RANK": str(local_rank)}
-    if local_rank > 0:
-        own.pop("ESPALIER_OPERATIONS_PORT", None)
     if (threads := environ.get("OMP_NUM_THREADS", "")).isdecimal():
         own["OMP_NUM_THREADS"] = str(max(1, int(threads) // num_ranks))
     return own

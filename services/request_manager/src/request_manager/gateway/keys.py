@@ -24,7 +24,8 @@ Stamp = tuple[int, int, int]
 class ApiKeys:
     """The keys in a file, one a line; read again when the file changes, so that keys rotate without a restart.
 
-    Raises ConfigError for a file that cannot be read, or without a key.
+    Lines that begin with # are comments. Raises ConfigError for a file that cannot be read, without a key, or with one
+    that no header can carry.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +73,14 @@ def _key(headers: Headers) -> str:
 
 
 def _digests(path: Path) -> frozenset[bytes]:
-    keys = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    found = frozenset(_digest(key) for key in keys if key)
-    if not found:
+    lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+    keys = {number: line for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    if not keys:
         raise ValueError("no key in it")
-    return found
+    for number, key in keys.items():
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(f"line {number}: a key is printable ASCII")
+    return frozenset(map(_digest, keys.values()))
 
 
 def _digest(key: str) -> bytes:

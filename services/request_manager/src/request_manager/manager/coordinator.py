@@ -123,6 +123,7 @@ class Coordinator:
         self._show_load()
         worker = await self._verifier.worker()
         if worker is None:
+            self._observer.on_no_verifier()
             return
         plan = self._plan(worker)
         if plan.items:

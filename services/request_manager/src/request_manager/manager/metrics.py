@@ -66,6 +66,11 @@ class ManagerMetrics:
             self._blocks.labels(state).set(getattr(usage, state))
         self._spec_decode.on_blocks(usage)
 
+    def on_no_verifier(self) -> None:
+        """Show no cache: another manager may be showing the same one."""
+        self._blocks.clear()
+        self._spec_decode.on_no_verifier()
+
     def on_llm(self, name: str) -> None:
         """Name what is counted as vLLM counts it."""
         self._spec_decode.on_llm(self._name(name))

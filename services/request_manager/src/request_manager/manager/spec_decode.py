@@ -54,3 +54,7 @@ class SpecDecodeNames:
     def on_blocks(self, usage: BlockUsage) -> None:
         """Show the cache. What is cached and nobody uses counts as free, as there."""
         self._cache.labels(*self._of).set(usage.used / usage.total if usage.total else 0.0)
+
+    def on_no_verifier(self) -> None:
+        """Show no cache."""
+        self._cache.clear()

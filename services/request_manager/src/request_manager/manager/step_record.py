@@ -109,6 +109,9 @@ class Observer(Protocol):
     def on_blocks(self, worker_id: WorkerId, usage: BlockUsage) -> None:
         """A worker told its cache's usage."""
 
+    def on_no_verifier(self) -> None:
+        """None is there for this manager; what the last one told of its cache no longer holds."""
+
     def on_llm(self, name: str) -> None:
         """The next step is with the LLM of this name."""
 

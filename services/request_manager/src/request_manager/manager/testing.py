@@ -77,6 +77,10 @@ class Recorder:
         """See Observer."""
         self.blocks[worker_id] = usage
 
+    def on_no_verifier(self) -> None:
+        """See Observer."""
+        self.blocks.clear()
+
     def on_llm(self, name: str) -> None:
         """See Observer."""
         self.llm = name

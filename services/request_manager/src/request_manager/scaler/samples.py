@@ -20,7 +20,10 @@ _COUNTING = ("_total", "_bucket", "_count")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one process exposes. `families`: the names of its metrics, of those without a sample too."""
+    """What one process exposes. `families`: the names of its metrics, of those without a sample too.
+
+    Values that are no finite numbers are left out, and so is a metric that has no others.
+    """
 
     families: frozenset[str]
     values: Mapping[Series, float]
@@ -28,13 +31,14 @@ class Page:
     @classmethod
     def parse(cls, text: str) -> "Page":
         """The page; raises ValueError if the text is not in the format."""
-        families = list(text_string_to_metric_families(text))
-        values = {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in families
-            for sample in family.samples
-        }
-        return cls(frozenset(family.name for family in families), values)
+        families: set[str] = set()
+        values: dict[Series, float] = {}
+        for family in text_string_to_metric_families(text):
+            finite = [sample for sample in family.samples if math.isfinite(sample.value)]
+            values.update(((sample.name, frozenset(sample.labels.items())), sample.value) for sample in finite)
+            if finite or not family.samples:
+                families.add(family.name)
+        return cls(frozenset(families), values)
 
     def select(self, name: str, labels: Mapping[str, str]) -> Iterator[tuple[Series, float]]:
         """The samples of that name which carry these labels, and perhaps others."""
