@@ -33,9 +33,9 @@ from treecore.model.decoder import Decoder
 from treecore.model.held import HeldRequests
 from treecore.model.load import load_decoder
 from treecore.noise import Seed
-from treecore.owners import manager_of
 from treecore.params import Rule, SamplingParams
 from treecore.service.bus import Bus
+from treecore.sessions import manager_of
 from treecore.testing.tiny import VOCAB_SIZE
 
 BLOCK_LEN = 8
@@ -80,7 +80,7 @@ class RealWorker:
         async def verify(body: bytes) -> bytes | None:
             request = decode(body, VerifyRequest)
             reply = Engine(self.worker_id, self.held, VOCAB_SIZE).step(request)
-            self.replies.append(replace(reply, owner=manager_of(request.owner)))
+            self.replies.append(replace(reply, holder=manager_of(request.session)))
             return encode(self.replies[-1])
 
         async def draft(body: bytes) -> bytes | None:

@@ -37,9 +37,9 @@ def item(committed: Sequence[int], growth: Growth | None, params: SamplingParams
     return DraftItem(RequestId("r"), 0, start, np.array(committed[start:], np.int32), params, NO_DRAFT, growth)
 
 
-def step(worker: FakeSsm, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
+def step(worker: FakeSsm, *items: DraftItem, session: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
     """One step, over the wire's bytes."""
-    request = DraftRequest(owner, 0, tuple(map(RequestId, released)), items)
+    request = DraftRequest(session, 0, tuple(map(RequestId, released)), items)
     return decode(encode(worker.step(decode(encode(request), DraftRequest))), DraftReply)
 
 
@@ -78,7 +78,7 @@ def test_a_step_sent_twice_grows_on() -> None:
     assert held == again
 
 
-@pytest.mark.parametrize("lost", ["release", "owner", "static", "other parameters"])
+@pytest.mark.parametrize("lost", ["release", "session", "static", "other parameters"])
 def test_a_tree_is_dropped_with_what_it_hangs_on(lost: str) -> None:
     """Then no forwards tell no nodes."""
     worker, nothing = ssm(), Growth(0, 1, 1, 9)
@@ -88,7 +88,7 @@ def test_a_tree_is_dropped_with_what_it_hangs_on(lost: str) -> None:
     if lost == "static":
         step(worker, DraftItem(RequestId("r"), 0, 1, np.array([2], np.int32), None, Expansion((1,))))
     params = GREEDY if lost == "other parameters" else COUPLED
-    reply = step(worker, item([1, 2], nothing, params), owner="next" if lost == "owner" else "me")
+    reply = step(worker, item([1, 2], nothing, params), session="next" if lost == "session" else "me")
     assert told_paths(only(reply)) == {}
 
 

@@ -145,7 +145,7 @@ async def test_a_reply_too_large_for_a_message_is_refused_and_the_worker_lives()
 
     def step(request: VerifyRequest) -> VerifyReply:
         reply = me.step(request)
-        if request.owner != "greedy for more":
+        if request.session != "greedy for more":
             return reply
         tokens = np.zeros(MAX_PAYLOAD_BYTES, np.int32)
         return replace(reply, items=(replace(reply.items[0], tokens=tokens),))
@@ -153,7 +153,7 @@ async def test_a_reply_too_large_for_a_message_is_refused_and_the_worker_lives()
     bus = FakeBus()
     async with served(bus, step) as (audience, _, _serving):
         await audience.next()
-        huge = await bus.request(SUBJECT, encode(replace(question(), owner="greedy for more")), LONG_S)
+        huge = await bus.request(SUBJECT, encode(replace(question(), session="greedy for more")), LONG_S)
         with pytest.raises(WireError):
             decode(huge, VerifyReply)
         assert decode(await bus.request(SUBJECT, encode(question()), LONG_S), VerifyReply).items

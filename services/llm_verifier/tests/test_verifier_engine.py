@@ -97,9 +97,9 @@ def item(committed: Sequence[int], tree: TokenTree | None = None, start: int = 0
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def step(engine: Engine, *items: VerifyItem, owner: str = "me", released: tuple[str, ...] = ()) -> VerifyReply:
+def step(engine: Engine, *items: VerifyItem, session: str = "me", released: tuple[str, ...] = ()) -> VerifyReply:
     """One step; the integrity equation must hold behind it."""
-    reply = engine.step(VerifyRequest(owner, tuple(map(RequestId, released)), items))
+    reply = engine.step(VerifyRequest(session, tuple(map(RequestId, released)), items))
     assert reply.blocks.room + reply.blocks.used == reply.blocks.total
     assert sorted(entry.request_id for entry in (*reply.items, *reply.refused)) == sorted(i.request_id for i in items)
     return reply
@@ -226,14 +226,14 @@ def test_an_older_step_may_come_again(decoder: Decoder, oracle: Oracle) -> None:
     assert answered(reply) == [oracle.next_token([*prompt[:6], 50, 51], GREEDY)]
 
 
-def test_release_and_owner_change_free_everything(decoder: Decoder) -> None:
-    """What is released is free at once; a new owner starts from nothing; unknown names are fine."""
+def test_release_and_session_change_free_everything(decoder: Decoder) -> None:
+    """What is released is free at once; a new session starts from nothing; unknown names are fine."""
     verifier = engine(decoder)
     names = [RequestId(name) for name in "abc"]
     step(verifier, *[item([1, 2, 3], request_id=name) for name in names])
     assert step(verifier, released=("a", "a", "nobody")).blocks.used == 2
     assert answered(step(verifier, item([1, 2, 3, 4], None, 3, request_id=names[1])), "b")
-    reply = step(verifier, item([1, 2, 3, 4], None, 3, request_id=names[1]), owner="next")
+    reply = step(verifier, item([1, 2, 3, 4], None, 3, request_id=names[1]), session="next")
     assert [(refused.reason, refused.held_len) for refused in reply.refused] == [("state_missing", 0)]
     assert reply.blocks.used == 0
 
@@ -365,8 +365,8 @@ def test_wild_requests_never_break_the_engine(decoder: Decoder, requests: list[V
         assert reply.blocks.room + reply.blocks.used == reply.blocks.total
         assert all(isinstance(entry, VerifiedItem) for entry in reply.items)
         assert all(isinstance(entry, RefusedItem) for entry in reply.refused)
-    assert step(verifier, item([1, 2, 3]), owner="sound").refused == ()
-    assert step(verifier, released=("r",), owner="sound").blocks.used == 0
+    assert step(verifier, item([1, 2, 3]), session="sound").refused == ()
+    assert step(verifier, released=("r",), session="sound").blocks.used == 0
 
 
 def test_a_model_that_gives_no_numbers_fails_its_requests_only(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_model_that_gives_no_numbers_fails_its_requests_only(tmp_path: Path) -
     broken._stage.norm.gain.fill_(float("nan"))
     verifier = engine(broken)
     for params in (GREEDY, SAMPLED, WILD):
-        reply = step(verifier, item([1, 2, 3], params=params), owner=str(params))
+        reply = step(verifier, item([1, 2, 3], params=params), session=str(params))
         assert [entry.reason for entry in reply.refused] == ["model_failed"]
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from request_manager.contract import Generation
 from request_manager.manager.metrics import ManagerMetrics
 from request_manager.manager.speculator import Drafted
-from request_manager.manager.ssm_pool import Round
+from request_manager.manager.ssm_pool import DraftRound
 from request_manager.manager.step_record import ModelTimes, StepParts, StepRecord
 from request_manager.manager.step_report import StepClock
 from request_manager.manager.testing import POLICY, running_stage
@@ -258,7 +258,7 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
 
 def drafted(times: ModelTimes, waited_ms: float) -> Drafted:
     """A round of drafts that took so long."""
-    return Drafted({}, frozenset(), False, frozenset(), Round({}, {}, times, ()), waited_ms, ())
+    return Drafted({}, frozenset(), False, frozenset(), DraftRound({}, {}, times, ()), waited_ms, ())
 
 
 def reply(forward_ms: float, sample_ms: float) -> VerifyReply:

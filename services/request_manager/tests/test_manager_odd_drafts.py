@@ -311,4 +311,4 @@ async def test_whatever_happens_while_drafts_are_under_way(seed: int) -> None:
                 check_text(one, task.result())
         if not any(isinstance(worker, FakeVerifier) for worker in stage.workers):
             await stage.add(verifier("last"))
-        await check(stage, [generation("then")])  # whoever was taken for dead hears of its new owner
+        await check(stage, [generation("then")])  # whoever was taken for dead hears of its new session

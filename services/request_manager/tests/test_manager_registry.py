@@ -102,7 +102,7 @@ async def watching(
     registry, hellos = Registry(asyncio.get_running_loop().time, "me"), asyncio.Queue[str]()
 
     async def on_hello(body: bytes) -> None:
-        hellos.put_nowait(decode(body, Hello).owner)
+        hellos.put_nowait(decode(body, Hello).sender)
 
     await bus.subscribe(HELLO, on_hello)
     who = Watch(ANNOUNCE, Announcement, "me", (recorder or Recorder()).on_dropped)

@@ -25,6 +25,7 @@ from treecore.streams import (
     ANNOUNCE_MANAGER,
     GatewayId,
     ManagerAnnouncement,
+    ModelCard,
     admit_subject,
     streams_subject,
 )
@@ -94,10 +95,8 @@ class ManagerEnd:
 
     def describe(self, leaving: bool) -> ManagerAnnouncement:
         """Its announcement."""
-        load = self.stage.coordinator.load
-        return ManagerAnnouncement(
-            WorkerId(self.name), leaving, self.is_ready, *load, "llm", LLM.vocab_size, 4096, (), 16, False
-        )
+        card = ModelCard("llm", LLM.vocab_size, 4096, (), 16)
+        return ManagerAnnouncement(WorkerId(self.name), leaving, self.is_ready, *self.stage.coordinator.load, card)
 
     async def leave(self) -> None:
         """It is told to stop: it says goodbye."""

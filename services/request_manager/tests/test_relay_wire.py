@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from request_manager.relay.wire import Place, admission_of, error_of, from_wire, generation_of, to_wire, verdict_of
+from request_manager.relay.wire import DeltaPlace, admission_of, error_of, from_wire, generation_of, to_wire, verdict_of
 from treecore.codec import encode
 from treecore.streams import Admission, Delta
 from treecore.testing import any_message
@@ -30,7 +30,7 @@ def test_a_request_is_the_same_at_the_other_end(admission: Admission) -> None:
 def test_a_delta_or_error_is_the_same_at_the_other_end(delta: Delta) -> None:
     """Tokens, counts and log-probabilities; of an error, what a client is told."""
     if delta.error is None and delta.logprobs is None:
-        place = Place(delta.request_id, delta.number, delta.start)
+        place = DeltaPlace(delta.request_id, delta.number, delta.start)
         assert to_wire(place, from_wire(delta, 0)) == delta
         assert from_wire(delta, 5).steps == delta.steps + 5
     if delta.error is not None:

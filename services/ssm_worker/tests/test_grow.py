@@ -65,9 +65,9 @@ def grower(decoder: Decoder, num_blocks: int = 64, block_len: int = 8) -> Grower
     return Grower(WorkerId("s"), held, VOCAB_SIZE, decoder.output_token_ids)
 
 
-def step(grower: Grower, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
+def step(grower: Grower, *items: DraftItem, session: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
     """One step."""
-    return draft_step(grower.step, *items, owner=owner, released=released)
+    return draft_step(grower.step, *items, session=session, released=released)
 
 
 def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
@@ -233,12 +233,12 @@ def test_the_last_position_of_the_context_may_be_used(decoder: Decoder) -> None:
     assert len(drafted(step(grower(decoder), item(prompt, (1, 1))), prompt[-1])) == 3
 
 
-def test_release_and_owner_change_free_everything(decoder: Decoder) -> None:
-    """What is released is free at once; a new owner starts from nothing."""
+def test_release_and_session_change_free_everything(decoder: Decoder) -> None:
+    """What is released is free at once; a new session starts from nothing."""
     ssm = grower(decoder)
     step(ssm, *[item([1, 2, 3], (2,), request_id=RequestId(name)) for name in "abc"])
     assert step(ssm, released=("a", "a", "nobody")).blocks.used == 2
-    reply = step(ssm, item([1, 2, 3, 4], (1,), 3, request_id=RequestId("b")), owner="next")
+    reply = step(ssm, item([1, 2, 3, 4], (1,), 3, request_id=RequestId("b")), session="next")
     assert [refused.reason for refused in reply.refused] == ["state_missing"]
     assert reply.blocks.used == 0
 
@@ -274,5 +274,5 @@ def test_wild_requests_never_break_the_grower(decoder: Decoder, requests: list[D
         assert reply.blocks.room + reply.blocks.used == reply.blocks.total
         for entry in reply.items:
             join_tree(0, entry.tokens, entry.parents)
-    assert step(ssm, item([1, 2, 3], (2,)), owner="sound").refused == ()
-    assert step(ssm, released=("r",), owner="sound").blocks.used == 0
+    assert step(ssm, item([1, 2, 3], (2,)), session="sound").refused == ()
+    assert step(ssm, released=("r",), session="sound").blocks.used == 0

@@ -40,9 +40,9 @@ def drafter(
     )
 
 
-def step(ssm: SuffixDrafter, *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
+def step(ssm: SuffixDrafter, *items: DraftItem, session: str = "me", released: tuple[str, ...] = ()) -> DraftReply:
     """One step."""
-    return draft_step(ssm.step, *items, owner=owner, released=released)
+    return draft_step(ssm.step, *items, session=session, released=released)
 
 
 def slow_law(text: Sequence[int], context: Sequence[int]) -> dict[int, float]:
@@ -253,12 +253,12 @@ def test_requests_of_one_message_do_not_push_each_other_out() -> None:
         ]
 
 
-def test_release_and_owner_change_free_everything() -> None:
-    """What is released is free at once; a new owner starts from nothing."""
+def test_release_and_session_change_free_everything() -> None:
+    """What is released is free at once; a new session starts from nothing."""
     ssm = drafter()
     step(ssm, *[item([1, 2, 3], (2,), request_id=RequestId(name)) for name in "abc"])
     assert step(ssm, released=("a", "a", "nobody")).blocks.used == 2
-    reply = step(ssm, item([1, 2, 3, 4], (1,), 3, request_id=RequestId("b")), owner="next")
+    reply = step(ssm, item([1, 2, 3, 4], (1,), 3, request_id=RequestId("b")), session="next")
     assert [refused.reason for refused in reply.refused] == ["state_missing"]
     assert reply.blocks.used == 0
 
@@ -301,5 +301,5 @@ def test_wild_requests_never_break_the_drafter(requests: list[DraftRequest]) -> 
         assert reply.blocks.room + reply.blocks.used == reply.blocks.total
         for entry in reply.items:
             join_tree(0, entry.tokens, entry.parents, 0, entry.laws)
-    assert step(ssm, item([1, 2, 3, 1, 2], (2,)), owner="sound").refused == ()
-    assert step(ssm, released=("r",), owner="sound").blocks.used == 0
+    assert step(ssm, item([1, 2, 3, 1, 2], (2,)), session="sound").refused == ()
+    assert step(ssm, released=("r",), session="sound").blocks.used == 0

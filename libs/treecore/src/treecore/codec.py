@@ -18,7 +18,7 @@ import numpy as np
 from treecore import messages, streams
 from treecore.errors import WireError
 
-VERSION = 2
+VERSION = 3
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 Message = messages.Message | streams.Message

@@ -54,12 +54,12 @@ class DraftItem:
 class DraftRequest:
     """Manager -> SSM worker.
 
-    `owner` is `manager.session`: a manager's new session with this worker makes it forget the old one's requests.
+    session: the manager's with this worker (treecore.sessions); a new one makes it forget the old one's requests.
     `ssm_idx` is the SSM's number there: several SSMs that draw children of one node must draw independently. trace: the
     traceparent of the step's span, if it is traced.
     """
 
-    owner: str
+    session: str
     ssm_idx: int
     released: tuple[RequestId, ...]
     items: tuple[DraftItem, ...]
@@ -104,12 +104,12 @@ class VerifyItem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """Manager -> verifier (rank 0). owner: as in DraftRequest; the group serves one manager at a time (its lease).
+    """Manager -> verifier (rank 0). session: as in DraftRequest; the group serves one manager at a time (its lease).
 
     leaves: the manager gives the group up. Without items this only keeps the lease, or asks for it. trace: as there.
     """
 
-    owner: str
+    session: str
     released: tuple[RequestId, ...]
     items: tuple[VerifyItem, ...]
     leaves: bool = False
@@ -166,7 +166,7 @@ class DraftReply:
 class VerifyReply:
     """Verifier -> manager. forward_ms, sample_ms: time inside model forwards, and choosing tokens from logits.
 
-    owner: the manager that has the group, "" if none. Nothing was done for anybody else.
+    holder: the manager that has the group, "" if none. Nothing was done for anybody else.
     """
 
     worker_id: WorkerId
@@ -175,7 +175,7 @@ class VerifyReply:
     forward_ms: float
     sample_ms: float
     blocks: "BlockUsage"
-    owner: str = ""
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Announcement:
 
     name: the SSM's or LLM's name. eos_token_ids and context_len are the model's own. batch_invariant: its logits have
     the same bits with any tree and batch. costs: of forwards alone, measured at start, fewest rows first; empty:
-    unknown. owner: the manager that has this verifier group, "" if it is free. Raises ValueError for no model's.
+    unknown. holder: the manager that has this verifier group, "" if it is free. Raises ValueError for no model's.
     """
 
     worker_id: WorkerId
@@ -228,7 +228,7 @@ class Announcement:
     leaving: bool
     batch_invariant: bool = False
     costs: tuple[ForwardCost, ...] = ()
-    owner: str = ""
+    holder: str = ""
 
     def __post_init__(self) -> None:
         is_possible = (
@@ -244,9 +244,9 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A manager that has just started or reconnected asks all workers to announce themselves at once."""
+    """Who has just started or reconnected asks all whom it may need to announce themselves at once."""
 
-    owner: str
+    sender: str
 
 
 Message = DraftRequest | DraftReply | VerifyRequest | VerifyReply | Announcement | Hello

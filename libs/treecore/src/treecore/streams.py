@@ -112,10 +112,29 @@ class StreamsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a gateway must know of the LLM to validate a request. Raises ValueError for no model's.
+
+    Lengths in tokens; max_tree_nodes with the root.
+    """
+
+    name: str
+    vocab_size: int
+    context_len: int
+    eos_token_ids: tuple[int, ...]
+    max_tree_nodes: int
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.vocab_size, self.context_len, self.max_tree_nodes) < 1:
+            raise ValueError(f"impossible card: {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerAnnouncement:
     """Manager -> everyone, periodically and when asked. is_ready: it has a verifier, or can have one.
 
-    num_running, num_waiting: requests. The rest is a contract.ModelCard. Raises ValueError for no model's.
+    num_running, num_waiting: requests.
     """
 
     worker_id: WorkerId
@@ -123,16 +142,17 @@ class ManagerAnnouncement:
     is_ready: bool
     num_running: int
     num_waiting: int
-    name: str
-    vocab_size: int
-    context_len: int
-    eos_token_ids: tuple[int, ...]
-    max_tree_nodes: int
-    batch_invariant: bool
+    card: ModelCard
 
-    def __post_init__(self) -> None:
-        if min(self.vocab_size, self.context_len, self.max_tree_nodes) < 1:
-            raise ValueError(f"impossible announcement: {self}")
+    @property
+    def kind(self) -> Literal["manager"]:
+        """As workers' announcements have one."""
+        return "manager"
+
+    @property
+    def name(self) -> str:
+        """The LLM's."""
+        return self.card.name
 
 
 Message = Admission | AdmissionReply | Deltas | OpenStreams | StreamsReply | ManagerAnnouncement

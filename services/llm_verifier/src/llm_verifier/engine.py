@@ -46,7 +46,7 @@ class Engine:
 
     def step(self, request: VerifyRequest) -> VerifyReply:
         """Verify all items in shared forwards. An item that cannot be done is refused and harms no other."""
-        self._held.begin_step(request.owner, request.released)
+        self._held.begin_step(request.session, request.released)
         taken: list[_Taken] = []
         refused: list[RefusedItem] = []
         for item in request.items:

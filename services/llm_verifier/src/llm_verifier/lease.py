@@ -11,7 +11,7 @@ from math import inf
 from llm_verifier.engine import Engine
 from treecore.messages import VerifyReply, VerifyRequest
 from treecore.model.held import HeldRequests
-from treecore.owners import LEASE_S, manager_of
+from treecore.sessions import LEASE_S, manager_of
 
 
 class Lease:
@@ -55,7 +55,7 @@ class Tenancy:
 
     def step(self, request: VerifyRequest) -> VerifyReply:
         """Engine.step, or a reply that says who has the group."""
-        manager = manager_of(request.owner)
+        manager = manager_of(request.session)
         if not self._lease.grant(manager):
             worker_id = self._engine.worker_id
             return VerifyReply(worker_id, (), (), 0.0, 0.0, self._held.usage(), self._lease.holder)
@@ -64,4 +64,4 @@ class Tenancy:
             self._tenant = manager
         reply = self._engine.step(request)
         self._lease.end() if request.leaves else self._lease.renew()
-        return replace(reply, owner=self._lease.holder)
+        return replace(reply, holder=self._lease.holder)

@@ -113,7 +113,7 @@ async def _serve_steps(
 
     def describe(leaving: bool) -> Announcement:
         announcement = held.announcement(worker_id, "verifier", settings.name, leaving=leaving)
-        return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs, owner=lease.holder)
+        return replace(announcement, batch_invariant=settings.batch_invariant, costs=costs, holder=lease.holder)
 
     await serve_worker(settings, describe, VerifyRequest, tenancy.step, stop, operations)
 

@@ -13,18 +13,7 @@ from treecore.messages import RequestId, Tokens
 from treecore.params import SamplingParams
 
 FinishReason = streams.FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What the gateway must know of the LLM to validate a request. Lengths in tokens; max_tree_nodes with the root."""
-
-    name: str
-    vocab_size: int
-    context_len: int
-    eos_token_ids: tuple[int, ...]
-    max_tree_nodes: int
-    batch_invariant: bool = False
+ModelCard = streams.ModelCard
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,12 +71,7 @@ class ManagerParts:
             self.local.is_ready(),
             num_running,
             num_waiting,
-            card.name,
-            card.vocab_size,
-            card.context_len,
-            card.eos_token_ids,
-            card.max_tree_nodes,
-            card.batch_invariant,
+            card,
         )
 
 

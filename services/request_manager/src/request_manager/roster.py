@@ -39,7 +39,7 @@ class Member(Generic[A]):
     @property
     def kind(self) -> Kind:
         """What it is."""
-        return self.announcement.kind if isinstance(self.announcement, Announcement) else "manager"
+        return self.announcement.kind
 
     @property
     def worker_id(self) -> WorkerId:

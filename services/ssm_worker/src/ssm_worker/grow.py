@@ -61,7 +61,7 @@ class Grower:
 
     def step(self, request: DraftRequest) -> DraftReply:
         """Draft for all items in shared forwards. An item that cannot be drafted is refused and harms no other."""
-        self._held.begin_step(request.owner, request.released)
+        self._held.begin_step(request.session, request.released)
         self._plants = {key: plant for key, plant in self._plants.items() if self._held.holds(key)}
         outcomes = [self._take(item) for item in request.items]
         plants = [outcome for outcome in outcomes if isinstance(outcome, _Plant)]

@@ -149,7 +149,7 @@ class SuffixDrafter:
     def step(self, request: DraftRequest) -> DraftReply:
         """Draft for all items. An item that cannot be drafted is refused and harms no other."""
         started = time.perf_counter()
-        self._held.begin_step(request.owner, request.released)
+        self._held.begin_step(request.session, request.released)
         outcomes = [self._draft(item, request.ssm_idx) for item in request.items]
         drafted = tuple(outcome for outcome in outcomes if isinstance(outcome, DraftedItem))
         refused = tuple(outcome for outcome in outcomes if isinstance(outcome, RefusedItem))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from ssm_worker.automaton import SuffixAutomaton
 from treecore.errors import ConfigError, OutOfBlocks, StateMissing, WireError
 from treecore.messages import BlockUsage, DraftItem, RequestId
-from treecore.owners import Owners
 from treecore.params import SamplingParams
+from treecore.sessions import Sessions
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class HeldTexts:
         self._texts: dict[RequestId, Text] = {}  # the longest unheard of first
         self._num_used = 0
         self._taken: set[RequestId] = set()
-        self._owners = Owners(clock)
+        self._sessions = Sessions(clock)
 
-    def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
+    def begin_step(self, session: str, released: Iterable[RequestId]) -> None:
         """Forget what is released, and what nobody will ask for again (see Owners)."""
         self._taken.clear()
-        for request_id in (*self._owners.begin_step(owner), *released):
+        for request_id in (*self._sessions.begin_step(session), *released):
             self._forget(request_id)
 
     def take(self, item: DraftItem) -> Text:
@@ -73,7 +73,7 @@ class HeldTexts:
         text.put(item.start, item.tokens.tolist())
         self._texts[item.request_id] = text
         self._taken.add(item.request_id)
-        self._owners.take(item.request_id)
+        self._sessions.take(item.request_id)
         return text
 
     def usage(self) -> BlockUsage:
@@ -96,7 +96,7 @@ class HeldTexts:
 
     def _forget(self, request_id: RequestId) -> None:
         text = self._texts.pop(request_id, None)
-        self._owners.forget(request_id)
+        self._sessions.forget(request_id)
         if text is not None:
             self._num_used -= self._blocks(len(text.tokens))
 

@@ -69,18 +69,20 @@ class Reader:
     def moments(self, temperature: float, num_tokens: int) -> Iterator[Moment]:
         """`num_tokens` positions behind each prompt, on text that the LLM samples at `temperature`."""
         texts = [list(prompt) for prompt in self._prompts]
-        starts, owner = [0] * len(texts), f"T {temperature}"
+        starts, session = [0] * len(texts), f"T {temperature}"
         for _ in tqdm(range(num_tokens), unit="step", desc=f"T {temperature}", leave=False, disable=None):
-            rows = [self._behind(held, owner, texts, starts) for held in (self._llm, self._ssm)]
+            rows = [self._behind(held, session, texts, starts) for held in (self._llm, self._ssm)]
             starts = [len(text) for text in texts]
             for idx, (text, llm, ssm) in enumerate(zip(texts, *rows, strict=True)):
                 yield Moment(tuple(text), llm, ssm, self._token_ids)
                 params = SamplingParams(temperature, 0, 1.0, Seed(2**32 + idx))
                 text.append(int(best_tokens(llm, None, params, len(text))[0]))
 
-    def _behind(self, held: "HeldRequests", owner: str, texts: Sequence[list[int]], starts: Sequence[int]) -> list[Row]:
+    def _behind(
+        self, held: "HeldRequests", session: str, texts: Sequence[list[int]], starts: Sequence[int]
+    ) -> list[Row]:
         """Logits behind each text, whose tokens before `starts` are held."""
-        held.begin_step(owner, ())
+        held.begin_step(session, ())
         ids = [RequestId(f"r{idx}") for idx in range(len(texts))]
         for request_id, text, start in zip(ids, texts, starts, strict=True):
             params = SamplingParams(0.0, 0, 1.0, Seed(0)) if start == 0 else None

@@ -1,4 +1,4 @@
-"""The requests that a worker holds, under one owner: cached tokens and sampling parameters. Both workers use it.
+"""The requests that a worker holds for its managers: cached tokens and sampling parameters. Both workers use it.
 
 Knows items, caches and forwards; must not know trees' meaning, NATS or who asks. Losing all of it costs time only.
 """
@@ -30,8 +30,8 @@ from treecore.model.choosing import ChooseTokens, Chosen, Rows, joined, read_ans
 from treecore.model.kv_pool import Slots
 from treecore.model.sequence import SequenceCache
 from treecore.model.spec import ModelSpec
-from treecore.owners import Owners
 from treecore.params import Grammar, SamplingParams
+from treecore.sessions import Sessions
 
 MAX_SEGMENT_ROWS = 512  # longer runs of uncached tokens are computed in several forwards
 _MIN_TWIN_ROWS = 64  # fewer rows are cheaper computed twice than waited for: a wait is a forward more
@@ -93,7 +93,7 @@ class HeldRequests:
         self._params: dict[RequestId, SamplingParams] = {}
         self._grammars: dict[RequestId, GrammarState] = {}
         self._taken: set[RequestId] = set()
-        self._owners = Owners(time.monotonic)
+        self._sessions = Sessions(time.monotonic)
         self.forward_ms = 0.0
         self.sample_ms = 0.0
 
@@ -107,17 +107,17 @@ class HeldRequests:
         """Positions that the model has; every committed token and every node needs one."""
         return self._spec.context_len
 
-    def begin_step(self, owner: str, released: Iterable[RequestId]) -> None:
+    def begin_step(self, session: str, released: Iterable[RequestId]) -> None:
         """Forget what is released, and what nobody will ask for again (see Owners)."""
         self.forward_ms = self.sample_ms = 0.0
         self._taken.clear()
-        for request_id in (*self._owners.begin_step(owner), *released):
+        for request_id in (*self._sessions.begin_step(session), *released):
             self.forget(request_id)
 
     def forget(self, request_id: RequestId) -> None:
         """The request holds nothing here any more; what it computed may still be found by its text."""
         self._cache.release(request_id)
-        self._owners.forget(request_id)
+        self._sessions.forget(request_id)
         self._params.pop(request_id, None)
         self._grammars.pop(request_id, None)
 
@@ -155,7 +155,7 @@ class HeldRequests:
         grammar = self._grammar(item)
         self._cache.advance(item.request_id, item.start, item.tokens, keeps_tree=keeps_tree)
         self._taken.add(item.request_id)
-        self._owners.take(item.request_id)
+        self._sessions.take(item.request_id)
         if item.params is not None:
             self._params[item.request_id] = item.params
             self._grammars.pop(item.request_id, None)

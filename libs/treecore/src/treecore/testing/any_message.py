@@ -33,6 +33,7 @@ from treecore.streams import (
     Deltas,
     GatewayId,
     ManagerAnnouncement,
+    ModelCard,
     OpenStream,
     OpenStreams,
     StreamsReply,
@@ -177,6 +178,7 @@ deltas = st.builds(
     st.none() | verdicts,
 )
 sizes = st.integers(1, 2**31 - 1)
+cards = st.builds(ModelCard, texts, sizes, sizes, int_tuples, sizes, st.booleans())
 stream_messages = st.one_of(
     admissions,
     st.builds(AdmissionReply, st.none() | verdicts),
@@ -190,12 +192,7 @@ stream_messages = st.one_of(
         st.booleans(),
         counts,
         counts,
-        texts,
-        sizes,
-        sizes,
-        int_tuples,
-        sizes,
-        st.booleans(),
+        cards,
     ),
 )
 every_message = step_messages | stream_messages

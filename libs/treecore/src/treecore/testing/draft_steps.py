@@ -22,10 +22,10 @@ def draft_item(committed: Sequence[int], widths: Sequence[int] = (), start: int 
 
 
 def draft_step(
-    step: Callable[[DraftRequest], DraftReply], *items: DraftItem, owner: str = "me", released: tuple[str, ...] = ()
+    step: Callable[[DraftRequest], DraftReply], *items: DraftItem, session: str = "me", released: tuple[str, ...] = ()
 ) -> DraftReply:
     """One step; the integrity equation must hold behind it, and each item have one answer."""
-    reply = step(DraftRequest(owner, 0, tuple(map(RequestId, released)), items))
+    reply = step(DraftRequest(session, 0, tuple(map(RequestId, released)), items))
     assert reply.blocks.room + reply.blocks.used == reply.blocks.total
     answered = [entry.request_id for entry in reply.items] + [entry.request_id for entry in reply.refused]
     assert sorted(answered) == sorted(entry.request_id for entry in items)

@@ -1,6 +1,6 @@
 """Workers with scripted models in place of weights: they answer real step messages, and keep books as real ones do.
 
-Knows the messages and the workers' promises (StateMissing, owners, releases, blocks); no torch.
+Knows the messages and the workers' promises (StateMissing, sessions, releases, blocks); no torch.
 """
 
 from collections.abc import Iterable
@@ -30,10 +30,10 @@ from treecore.messages import (
     join_tree,
     step_subject,
 )
-from treecore.owners import manager_of
 from treecore.params import SamplingParams
 from treecore.sapling import Sapling, plan_of
 from treecore.service.bus import Bus
+from treecore.sessions import manager_of
 from treecore.sprout import Drafting
 from treecore.testing.scripted import LanguageModel
 from treecore.tree import TokenTree
@@ -72,7 +72,7 @@ class _FakeWorker:
     worker_id: WorkerId
     name: str = "fake"
     size: FakeSize = field(default_factory=FakeSize)
-    owner: str = ""
+    session: str = ""
     num_steps: int = 0
     _held: dict[RequestId, _Books] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class _FakeWorker:
     def forget(self) -> None:
         """Lose all state, as a process does that restarts under the same name."""
         self._held.clear()
-        self.owner = ""
+        self.session = ""
 
     def usage(self) -> BlockUsage:
         """The integrity equation of its imagined cache."""
@@ -105,11 +105,11 @@ class _FakeWorker:
             costs=(ForwardCost(1, size.forward_ms),) if size.forward_ms else (),
         )
 
-    def _begin(self, owner: str, released: Iterable[RequestId]) -> None:
+    def _begin(self, session: str, released: Iterable[RequestId]) -> None:
         self.num_steps += 1
-        if owner != self.owner:
+        if session != self.session:
             self._held.clear()
-        self.owner = owner
+        self.session = session
         for request_id in released:
             self._held.pop(request_id, None)
 
@@ -163,11 +163,11 @@ class FakeVerifier(_FakeWorker):
 
     def step(self, request: VerifyRequest) -> VerifyReply:
         """The LLM's token behind every node, path by path."""
-        self._begin(request.owner, request.released)
+        self._begin(request.session, request.released)
         answers = [self._verify(item) for item in request.items]
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
-        manager = manager_of(request.owner)
+        manager = manager_of(request.session)
         return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage(), manager)
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
@@ -205,7 +205,7 @@ class FakeSsm(_FakeWorker):
 
     def step(self, request: DraftRequest) -> DraftReply:
         """A tree a request, level by level or best first."""
-        self._begin(request.owner, request.released)
+        self._begin(request.session, request.released)
         answers = [self._draft(item, request.ssm_idx) for item in request.items]
         drafted = tuple(answer for answer in answers if isinstance(answer, DraftedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))

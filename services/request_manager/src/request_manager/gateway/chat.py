@@ -7,7 +7,7 @@ from request_manager.gateway.choice import ChoiceDelta
 from request_manager.gateway.dialect import Json
 from request_manager.gateway.logprobs import TokenEntry, chat_logprobs
 from request_manager.gateway.schema import ChatRequest, Message
-from request_manager.gateway.text import TextCodec, Turn
+from request_manager.gateway.text import ChatTurn, TextCodec
 from request_manager.gateway.transcript import Transcript
 
 
@@ -51,10 +51,10 @@ class ChatDialect:
         return entries
 
 
-def _turn(message: Message) -> Turn:
+def _turn(message: Message) -> ChatTurn:
     """Templates know OpenAI's `developer` by its older name."""
     role = "system" if message.role == "developer" else message.role
-    turn = Turn(role=role, content=message.text)
+    turn = ChatTurn(role=role, content=message.text)
     if message.name is not None:
         turn["name"] = message.name
     return turn

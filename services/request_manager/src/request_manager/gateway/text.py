@@ -17,7 +17,7 @@ from request_manager.gateway.detokenise import Detokeniser, vocabulary_of
 from treecore.errors import ConfigError, InvalidRequest
 
 
-class Turn(TypedDict, total=False):
+class ChatTurn(TypedDict, total=False):
     """One message as chat templates read it."""
 
     role: str
@@ -50,14 +50,14 @@ class TextCodec:
         """A prompt's token ids, with the special tokens that the tokenizer itself adds. Lets other threads run."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, turns: Sequence[Turn]) -> list[int]:
+    def encode_chat(self, turns: Sequence[ChatTurn]) -> list[int]:
         """The ids of a conversation up to the opening of the answer; the template writes all special tokens.
 
         Raises InvalidRequest if the model has no template or its template refuses the conversation.
         """
         return self._encode(self.render_chat(turns), add_special_tokens=False)
 
-    def render_chat(self, turns: Sequence[Turn]) -> str:
+    def render_chat(self, turns: Sequence[ChatTurn]) -> str:
         """The conversation as the model's chat template writes it. Raises as `encode_chat`."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")

@@ -97,7 +97,7 @@ class DraftLink:
     """How one SSM worker is reached, and who it is."""
 
     bus: Bus
-    owner: str
+    session: str
     worker: Worker
     ssm_idx: int
     observer: Observer
@@ -181,7 +181,7 @@ class Drafter:
     def _send(self, wishes: Sequence[DraftWish]) -> None:
         items = tuple(self._item(wish) for wish in wishes)
         link, released = self._link, tuple(self._released)
-        request = DraftRequest(link.owner, link.ssm_idx, released, items, current_trace())
+        request = DraftRequest(link.session, link.ssm_idx, released, items, current_trace())
         self._released.clear()
         sent = {wish.request.request_id: wish for wish in wishes}
         for request_id in sent:

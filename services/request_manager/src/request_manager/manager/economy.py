@@ -34,7 +34,7 @@ _PROBE_EVERY = 16  # steps after which it is tried again
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class StepChoice:
     """The nodes of a step and what they were chosen from; what is learned from the step refers to it.
 
     path_p: fp64 [M], how likely each candidate was thought to be. price: of the step without a draft that is waited
@@ -81,11 +81,11 @@ class Economy:
 
     def choose(
         self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, waited: NDArray[np.bool_]
-    ) -> Chosen:
+    ) -> StepChoice:
         """The nodes that make this step pay best, which has waited so long already; waited: bool [R], for whom."""
         path_p = self._calibration.path_probabilities(forest)
         paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
-        return Chosen(forest, path_p, choose(forest, path_p, bounds, paid), price, waited)
+        return StepChoice(forest, path_p, choose(forest, path_p, bounds, paid), price, waited)
 
     def growth_to_wait_for(
         self, price: StepPrice, ssms: Sequence[Announcement], num_requests: int, num_waiting: int, max_depth: int
@@ -123,7 +123,7 @@ class Economy:
         return self._costs_of(self._verify, llm).ms(num_rows) / 2e3
 
     def learn(
-        self, llm: Announcement, chosen: Chosen | None, committed: Sequence[Sequence[int]], times: StepTimes
+        self, llm: Announcement, chosen: StepChoice | None, committed: Sequence[Sequence[int]], times: StepTimes
     ) -> None:
         """From a step that was committed. committed: per request of the forest, what the step brought it."""
         self._other.observe(max(0.0, times.total_ms - times.verify_ms - times.waited_ms))

@@ -38,5 +38,5 @@ class Registry(Roster[Announcement]):
 
     def verifiers(self) -> list[Worker]:
         """Live verifiers that this manager has or may have: its own first, none that serves another manager."""
-        free = [worker for worker in self.live("verifier") if worker.announcement.owner in ("", self.me)]
-        return sorted(free, key=lambda worker: not worker.announcement.owner)
+        free = [worker for worker in self.live("verifier") if worker.announcement.holder in ("", self.me)]
+        return sorted(free, key=lambda worker: not worker.announcement.holder)

@@ -10,11 +10,11 @@ from time import perf_counter
 import numpy as np
 
 from request_manager.manager.drafting import DraftWish
-from request_manager.manager.economy import Chosen, Economy, StepTimes
+from request_manager.manager.economy import Economy, StepChoice, StepTimes
 from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, PlannedItem
-from request_manager.manager.ssm_pool import DraftCosts, Round, SsmPool
+from request_manager.manager.ssm_pool import DraftCosts, DraftRound, SsmPool
 from request_manager.manager.step_record import Observer
 from treecore.accept import Accepted
 from treecore.choice import Bounds, StepPrice
@@ -72,7 +72,7 @@ class Drafted:
     ahead: frozenset[RequestId]
     is_hidden: bool
     waited: frozenset[RequestId]
-    round: Round
+    round: DraftRound
     waited_ms: float
     costs: DraftCosts
 
@@ -86,7 +86,7 @@ class StepTrees:
 
     trees: dict[RequestId, TokenTree]
     turns: tuple[Turn, ...]
-    chosen: Chosen | None
+    chosen: StepChoice | None
     drafted: Drafted
     num_rows: int
 
@@ -196,7 +196,7 @@ class Speculator:
         ssms = self.ssms.live()
         return [turn for turn in turns if any(map(turn.can_have, ssms))]
 
-    async def _draft(self, wishes: Sequence[DraftWish]) -> Round:
+    async def _draft(self, wishes: Sequence[DraftWish]) -> DraftRound:
         drafted = await self.ssms.draft(wishes, self.deadline_s)
         for wish in wishes:
             request_id = wish.request.request_id
@@ -204,12 +204,12 @@ class Speculator:
                 self.observer.on_dropped("no_draft")
         return drafted
 
-    def _static(self, turn: Turn, drafted: Round) -> TokenTree:
+    def _static(self, turn: Turn, drafted: DraftRound) -> TokenTree:
         """The merged tree of what arrived; the root alone if nothing did."""
         trees = drafted.trees.get(turn.request_id)
         return prune(merge(trees), self.max_tree_nodes, len(turn.item.shape)) if trees else turn.root()
 
-    def _choose(self, dynamic: Sequence[Turn], drafted: Drafted, price: StepPrice) -> Chosen:
+    def _choose(self, dynamic: Sequence[Turn], drafted: Drafted, price: StepPrice) -> StepChoice:
         roots = [turn.request.committed[turn.item.end - 1] for turn in dynamic]
         forest = merge_drafts(roots, [drafted.candidates.get(turn.request_id, ()) for turn in dynamic])
         shapes = [turn.item.shape for turn in dynamic if isinstance(turn.item.shape, DynamicTree)]

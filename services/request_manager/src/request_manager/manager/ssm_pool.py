@@ -15,6 +15,7 @@ from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.step_record import ModelTimes, Observer
 from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
+from treecore.sessions import session_of
 from treecore.tree import TokenTree
 
 DraftCosts = tuple[tuple[str, ForwardCost, float], ...]
@@ -22,7 +23,7 @@ DraftCosts = tuple[tuple[str, ForwardCost, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DraftRound:
     """What one round of drafting brought. times: of the SSM that took longest."""
 
     trees: dict[RequestId, list[TokenTree]]
@@ -31,7 +32,7 @@ class Round:
     costs: DraftCosts
 
     @classmethod
-    def of(cls, drafters: Sequence[Drafter], answers: Sequence[Drafts]) -> "Round":
+    def of(cls, drafters: Sequence[Drafter], answers: Sequence[Drafts]) -> "DraftRound":
         """All SSMs' answers together."""
         trees: dict[RequestId, list[TokenTree]] = defaultdict(list)
         grown: dict[RequestId, list[Grown]] = defaultdict(list)
@@ -61,22 +62,22 @@ class SsmPool:
         self._num_drafters = 0
         self._placed: dict[tuple[RequestId, str], WorkerId] = {}
 
-    async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Round:
+    async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> DraftRound:
         """The trees of all SSMs that answered within `deadline_s`."""
         lanes = self._lanes(wishes)
         answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
-        return Round.of([drafter for drafter, _ in lanes], answers)
+        return DraftRound.of([drafter for drafter, _ in lanes], answers)
 
     @property
     def is_drafting(self) -> bool:
         """Whether an SSM is at work on what `collect` would wait for."""
         return any(drafter.is_drafting for drafter in self._drafters.values())
 
-    async def collect(self, deadline_s: float) -> Round:
+    async def collect(self, deadline_s: float) -> DraftRound:
         """What the SSMs drafted ahead, as far as it is there within `deadline_s`."""
         self._follow_registry()
         drafters = list(self._drafters.values())
-        return Round.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
+        return DraftRound.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
 
     def begin(self, wishes: Sequence[DraftWish]) -> None:
         """Have the SSMs draft ahead, and read prompts, while the LLM is at work."""
@@ -152,10 +153,8 @@ class SsmPool:
         for worker_id in live.keys() - self._drafters.keys():
             ssm_idx = ssm_index(live[worker_id].announcement.name)
             self._num_drafters += 1
-            owner = (
-                f"{self._registry.me}.{self._num_drafters}"  # a worker that was lost and is back forgets what it held
-            )
-            self._drafters[worker_id] = Drafter(DraftLink(self._bus, owner, live[worker_id], ssm_idx, self._observer))
+            session = session_of(self._registry.me, self._num_drafters)  # who was lost and is back forgets what it held
+            self._drafters[worker_id] = Drafter(DraftLink(self._bus, session, live[worker_id], ssm_idx, self._observer))
 
 
 def ssm_index(name: str) -> int:

@@ -14,10 +14,10 @@ from request_manager.manager.registry import Registry, Worker
 from treecore.codec import decode, encode
 from treecore.errors import Unavailable, Unreachable, WireError
 from treecore.messages import RequestId, VerifyItem, VerifyReply, VerifyRequest, WorkerId, step_subject
-from treecore.owners import LEASE_S
 from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
 from treecore.service.tracing import current_trace
+from treecore.sessions import LEASE_S, session_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class VerifierLink:
         serves another manager, WireError if the question is too large for a message.
         """
         released = tuple(self._released)
-        request = VerifyRequest(self._owner_at(worker), released, tuple(items), trace=current_trace())
+        request = VerifyRequest(self._session_with(worker), released, tuple(items), trace=current_trace())
         body = encode(request)
         try:
             reply = decode(await self._exchange(worker, body), VerifyReply)
@@ -70,26 +70,26 @@ class VerifierLink:
             if isinstance(error, Unavailable):
                 raise
             raise Unavailable(str(error)) from error
-        worker.announcement = replace(worker.announcement, owner=reply.owner)
-        if reply.owner != self._registry.me:
-            raise Unreachable(f"{worker.worker_id} serves {reply.owner}")
+        worker.announcement = replace(worker.announcement, holder=reply.holder)
+        if reply.holder != self._registry.me:
+            raise Unreachable(f"{worker.worker_id} serves {reply.holder}")
         self._released.difference_update(request.released)
         return reply
 
     async def leave(self) -> None:
         """Give the verifier up, so that another manager need not wait for the lease to end."""
-        workers = [worker for worker in self._registry.verifiers() if worker.announcement.owner == self._registry.me]
+        workers = [worker for worker in self._registry.verifiers() if worker.announcement.holder == self._registry.me]
         for worker in workers:
-            request = VerifyRequest(self._owner_at(worker), (), (), leaves=True)
+            request = VerifyRequest(self._session_with(worker), (), (), leaves=True)
             with suppress(Unavailable, WireError):
                 await self._bus.request(step_subject("verifier", worker.worker_id), encode(request), _LEAVE_S)
 
-    def _owner_at(self, worker: Worker) -> str:
-        """Another name at every change of verifier: one that is used again forgets what was over in the meantime."""
+    def _session_with(self, worker: Worker) -> str:
+        """Another one at every change of verifier: one that is used again forgets what was over in the meantime."""
         if worker.worker_id != self._last:
             self._last = worker.worker_id
             self._num_changes += 1
-        return f"{self._registry.me}.{self._num_changes}"
+        return session_of(self._registry.me, self._num_changes)
 
     async def _exchange(self, worker: Worker, body: bytes) -> bytes:
         async with worker.life.hold():

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from request_manager.contract import Generation
 from request_manager.manager.request import Outbox, Outcome, Request
-from request_manager.relay.wire import Place, failure, generation_of, to_wire, verdict_of
+from request_manager.relay.wire import DeltaPlace, failure, generation_of, to_wire, verdict_of
 from treecore.codec import decode, encode
 from treecore.errors import EspalierError, Unavailable, WireError
 from treecore.messages import RequestId, WorkerId
@@ -55,7 +55,7 @@ class Admitting(Protocol):
 class _Ticket:
     """A request that was admitted. It is its outbox: outcomes go to the gateway, in order."""
 
-    place: Place
+    place: DeltaPlace
     client: "_Client"
     request: Request | None = None
     num_sent: int = 0
@@ -63,7 +63,7 @@ class _Ticket:
 
     def put_nowait(self, outcome: Outcome) -> None:
         """See Outbox."""
-        place = Place(self.place.request_id, self.place.number, self.num_sent)
+        place = DeltaPlace(self.place.request_id, self.place.number, self.num_sent)
         if isinstance(outcome, EspalierError):
             self.is_over = True
             self.client.put(failure(place, outcome))
@@ -136,7 +136,7 @@ class Desk:
             self._cancel(client, earlier)
         if not len(admission.prompt) or len(admission.output) >= admission.max_tokens:
             raise WireError("a request without a prompt, or with all of its output")
-        place = Place(admission.request_id, admission.number, len(admission.output))
+        place = DeltaPlace(admission.request_id, admission.number, len(admission.output))
         ticket = _Ticket(place, client, num_sent=place.start)
         with below(admission.trace):
             ticket.request = self._manager.submit(generation_of(admission), ticket, admission.output.tolist())

@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from request_manager.contract import Generation, ModelCard, TokenDelta
 from request_manager.relay.metrics import RelayMetrics
-from request_manager.relay.wire import admission_of, card_of, error_of, from_wire
-from request_manager.roster import Member, Roster
+from request_manager.relay.stream import Lost, ManagerMember, Stream
+from request_manager.relay.wire import admission_of, error_of
+from request_manager.roster import Roster
 from treecore.codec import decode, encode
 from treecore.errors import EspalierError, Overloaded, Unavailable, Unlinked, Unreachable, WireError
 from treecore.messages import RequestId
@@ -22,7 +23,6 @@ from treecore.service.bus import Bus
 from treecore.service.telemetry import log_event
 from treecore.streams import (
     AdmissionReply,
-    Delta,
     Deltas,
     GatewayId,
     ManagerAnnouncement,
@@ -36,73 +36,11 @@ from treecore.streams import (
 
 logger = logging.getLogger(__name__)
 
-ManagerMember = Member[ManagerAnnouncement]
-
 _TELL_S = 0.5  # how often managers are told which streams are open
 _ADMIT_S = 5.0
 _TOLD_S = 2.0  # with _TELL_S well below desk.GATEWAY_SILENCE_S: a manager that hangs keeps no other from hearing
-_MAX_LOSSES = 10  # without a token in between: a request that no manager survives ends with an error
 _RETRY_S = 0.1
 _RETRY_AFTER_S = 1
-
-
-class _Lost(Exception):
-    """The manager of that admission is gone, or something that it sent: to be admitted again."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One request as the gateway has it.
-
-    number: of its last admission, -1 while it has to be admitted. is_placed: whether a manager has said that it has it.
-
-    num_steps_before: of the managers before this one. num_losses: since it got a token. checked: see _check.
-    """
-
-    generation: Generation
-    output: list[int] = field(default_factory=list)
-    num_steps: int = 0
-    num_steps_before: int = 0
-    num_losses: int = 0
-    number: int = -1
-    manager: ManagerMember | None = None
-    is_placed: bool = False
-    inbox: asyncio.Queue[TokenDelta | Exception] = field(default_factory=asyncio.Queue)
-    checked: tuple[int, int] | None = None
-    is_over: bool = False
-
-    @property
-    def request_id(self) -> RequestId:
-        """The client's request, whoever has it."""
-        return self.generation.request_id
-
-    def take(self, delta: Delta) -> None:
-        """The next tokens; what is there already is passed over, and what does not follow shows that some were lost."""
-        if delta.number != self.number or self.is_over:
-            return
-        if delta.start > len(self.output):
-            self.lose()
-        elif delta.error is not None:
-            self.lose() if delta.error.code == EspalierError.code else self.inbox.put_nowait(error_of(delta.error))
-        elif delta.start == len(self.output):
-            self.output += delta.tokens
-            self.num_losses = 0
-            self.num_steps = self.num_steps_before + delta.steps
-            self.is_over = delta.finish_reason is not None
-            self.inbox.put_nowait(from_wire(delta, self.num_steps_before))
-
-    def lose(self) -> None:
-        """Have it admitted again, unless that goes on for ever."""
-        if self.number < 0:
-            return
-        self.num_losses += 1
-        hopeless = Unavailable("the request was lost too often")
-        self.inbox.put_nowait(_Lost(self.number) if self.num_losses <= _MAX_LOSSES else hopeless)
-        self.number, self.is_placed = -1, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +66,7 @@ class RemoteManager:
         self._managers = managers
         self._gateway_id = gateway_id
         self._patience = patience
-        self._streams: dict[RequestId, _Stream] = {}
+        self._streams: dict[RequestId, Stream] = {}
         self._numbers = count()
         self._tell_now = asyncio.Event()
         self._card: ModelCard | None = None
@@ -139,7 +77,7 @@ class RemoteManager:
         """See contract.Manager. A manager that restarts does not take the card away."""
         live = self._managers.members()
         if live:
-            self._card = card_of(live[0].announcement)
+            self._card = live[0].announcement.card
         if self._card is None:
             raise Unavailable("no request manager has announced itself yet")
         return self._card
@@ -151,12 +89,12 @@ class RemoteManager:
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenDelta]:
         """See contract.Manager."""
         self._check_room()
-        stream = _Stream(generation)
+        stream = Stream(generation)
         self._streams[stream.request_id] = stream
         try:
             while True:
                 await self._place(stream)
-                with suppress(_Lost):
+                with suppress(Lost):
                     async for delta in self._follow(stream):
                         yield delta
                     return
@@ -188,7 +126,7 @@ class RemoteManager:
 
     # -- placing ------------------------------------------------------------------------------------------------------
 
-    async def _place(self, stream: _Stream) -> None:
+    async def _place(self, stream: Stream) -> None:
         """Have a manager admit it. Only one that has no token yet, and was never admitted, may be refused for load."""
         stream.num_steps_before = stream.num_steps
         is_new = stream.num_losses == 0 and not stream.output
@@ -199,7 +137,7 @@ class RemoteManager:
         except TimeoutError as error:
             raise Unavailable(f"no request manager for {self._patience.max_pause_s:g} s") from error
 
-    async def _is_admitted(self, stream: _Stream, *, is_new: bool) -> bool:
+    async def _is_admitted(self, stream: Stream, *, is_new: bool) -> bool:
         manager = self._best()
         if manager is None:
             return False
@@ -242,12 +180,12 @@ class RemoteManager:
 
     # -- following ----------------------------------------------------------------------------------------------------
 
-    async def _follow(self, stream: _Stream) -> AsyncGenerator[TokenDelta]:
-        """What its manager sends, up to the end. Raises _Lost, and what ended the request."""
+    async def _follow(self, stream: Stream) -> AsyncGenerator[TokenDelta]:
+        """What its manager sends, up to the end. Raises Lost, and what ended the request."""
         assert stream.manager is not None
         while True:
             outcome = await self._next(stream, stream.manager)
-            if isinstance(outcome, _Lost) and stream.number >= 0:
+            if isinstance(outcome, Lost) and stream.number >= 0:
                 continue  # admitted again since
             if isinstance(outcome, Exception):
                 raise outcome
@@ -255,7 +193,7 @@ class RemoteManager:
             if outcome.finish_reason is not None:
                 return
 
-    async def _next(self, stream: _Stream, manager: ManagerMember) -> TokenDelta | Exception:
+    async def _next(self, stream: Stream, manager: ManagerMember) -> TokenDelta | Exception:
         if not stream.inbox.empty():
             return stream.inbox.get_nowait()
         try:
@@ -294,7 +232,7 @@ class RemoteManager:
         if len(reply.num_sent) == len(streams):
             self._check(streams, items, reply.num_sent)
 
-    def _check(self, streams: Sequence[_Stream], items: Sequence[OpenStream], num_sent: Sequence[int]) -> None:
+    def _check(self, streams: Sequence[Stream], items: Sequence[OpenStream], num_sent: Sequence[int]) -> None:
         """Lost is what was sent, or over, at two checks and has not come between them."""
         for stream, item, sent in zip(streams, items, num_sent, strict=True):
             if stream.number != item.number or stream.is_over:

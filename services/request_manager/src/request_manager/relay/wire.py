@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from request_manager.contract import Generation, ModelCard, TokenDelta, TokenLogprob
+from request_manager.contract import Generation, TokenDelta, TokenLogprob
 from treecore.errors import EspalierError, InvalidRequest, Overloaded, Unavailable
 from treecore.messages import Logprobs, RequestId
 from treecore.service.tracing import current_trace
-from treecore.streams import Admission, Delta, GatewayId, ManagerAnnouncement, Verdict
+from treecore.streams import Admission, Delta, GatewayId, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeltaPlace:
     """Where in a request's output a delta belongs: which admission of which request, behind how many tokens."""
 
     request_id: RequestId
@@ -55,7 +55,7 @@ def generation_of(admission: Admission) -> Generation:
     )
 
 
-def to_wire(place: Place, delta: TokenDelta) -> Delta:
+def to_wire(place: DeltaPlace, delta: TokenDelta) -> Delta:
     """The delta as it travels."""
     return Delta(
         place.request_id,
@@ -70,7 +70,7 @@ def to_wire(place: Place, delta: TokenDelta) -> Delta:
     )
 
 
-def failure(place: Place, error: EspalierError) -> Delta:
+def failure(place: DeltaPlace, error: EspalierError) -> Delta:
     """The request has ended with `error`."""
     return Delta(place.request_id, place.number, place.start, (), None, 0, 0, 0, None, verdict_of(error))
 
@@ -104,18 +104,6 @@ def error_of(verdict: Verdict) -> EspalierError:
             return Unavailable(verdict.message)
         case _:
             return EspalierError(verdict.message)
-
-
-def card_of(announcement: ManagerAnnouncement) -> ModelCard:
-    """The LLM behind a manager."""
-    return ModelCard(
-        announcement.name,
-        announcement.vocab_size,
-        announcement.context_len,
-        announcement.eos_token_ids,
-        announcement.max_tree_nodes,
-        announcement.batch_invariant,
-    )
 
 
 def _packed(logprobs: Sequence[TokenLogprob]) -> Logprobs:

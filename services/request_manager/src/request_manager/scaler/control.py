@@ -34,7 +34,7 @@ class Target:
     read: Callable[[Spans], Reading]
 
 
-class Watch:
+class SourceWatch:
     """The last two snapshots of each source. A gap of more than `max_span_s` is no span."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Mode:
 class Controller:
     """Steers the targets."""
 
-    def __init__(self, targets: Sequence[Target], watch: Watch, mode: Mode, metrics: ScalerMetrics) -> None:
+    def __init__(self, targets: Sequence[Target], watch: SourceWatch, mode: Mode, metrics: ScalerMetrics) -> None:
         self._targets = targets
         self._watch = watch
         self._mode = mode

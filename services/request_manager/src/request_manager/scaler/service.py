@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 
-from request_manager.scaler.control import Controller, Mode, Spans, Target, Watch
+from request_manager.scaler.control import Controller, Mode, SourceWatch, Spans, Target
 from request_manager.scaler.kubernetes import Apps, Workload, connect
 from request_manager.scaler.lease import Candidacy, Lease, Terms
 from request_manager.scaler.metrics import ScalerMetrics
@@ -80,7 +80,7 @@ def build_controller(
     steered = list(targets(settings, apps))
     sources = list(dict.fromkeys(source for target in steered for source in target.sources))
     metrics = ScalerMetrics(registry)
-    watch = Watch(scraper, sources, settings.stale_after_s, metrics)
+    watch = SourceWatch(scraper, sources, settings.stale_after_s, metrics)
     return Controller(steered, watch, Mode(apps.may_write, clock, settings.dry_run), metrics)
 
 

@@ -13,7 +13,7 @@ Endpoint = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$", description="host:port
 Count = Annotated[int, Field(ge=1)]
 
 
-class Target(BaseModel):
+class ReplicaBounds(BaseModel):
     """What holds for whatever is scaled; a verifier group counts as one replica."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,14 +31,14 @@ class Target(BaseModel):
         return self
 
 
-class VerifierTarget(Target):
+class VerifierTarget(ReplicaBounds):
     """The verifier groups: a StatefulSet whose pods 0 .. pods_per_group - 1 are the first group, and so on."""
 
     stateful_set: str
     pods_per_group: Count = 1
 
 
-class SsmTarget(Target):
+class SsmTarget(ReplicaBounds):
     """An SSM's Deployment. Its workers' time limits it, long before the requests whose drafts they can hold do."""
 
     requests_per_replica: Count = 64
@@ -83,10 +83,10 @@ class ScalerSettings(ServiceSettings):
         """What is to be held."""
         return Aims(self.queue_target_s, self.ttft_target_s, self.quantile, self.utilisation_target)
 
-    def limits(self, target: Target) -> Limits:
+    def limits(self, target: ReplicaBounds) -> Limits:
         """What may be done with a target."""
         return Limits(
-            **target.model_dump(include=set(Target.model_fields)),
+            **target.model_dump(include=set(ReplicaBounds.model_fields)),
             band=self.band,
             cooldown_up_s=self.cooldown_up_s,
             cooldown_down_s=self.cooldown_down_s,

@@ -11,15 +11,20 @@ SILENCE_S = 60.0
 """A manager of which a worker has not heard for so long is gone, and so are its requests."""
 
 
-def manager_of(owner: str) -> str:
-    """The manager of an owner, `manager.session`."""
-    return owner.rpartition(".")[0]
+def session_of(manager: str, number: int) -> str:
+    """The name of a manager's session with a worker; another number: a new one."""
+    return f"{manager}.{number}"
 
 
-class Owners:
-    """Owns that knowledge. An owner is `manager.session`: a new session's requests start from nothing.
+def manager_of(session: str) -> str:
+    """Whose session it is."""
+    return session.rpartition(".")[0]
 
-    Other managers' requests stay. clock: seconds, monotonic.
+
+class Sessions:
+    """Owns that knowledge. A new session's requests start from nothing; other managers' stay.
+
+    clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -28,9 +33,9 @@ class Owners:
         self._managers: dict[RequestId, str] = {}
         self._manager = ""
 
-    def begin_step(self, owner: str) -> list[RequestId]:
-        """A message of this owner has come; returns the requests that nobody will ask for again."""
-        self._manager, session = manager_of(owner), owner
+    def begin_step(self, session: str) -> list[RequestId]:
+        """A message of this session has come; returns the requests that nobody will ask for again."""
+        self._manager = manager_of(session)
         before, now = self._sessions.get(self._manager), self._clock()
         gone = {manager for manager, (_, heard_s) in self._sessions.items() if heard_s < now - SILENCE_S}
         if before is not None and before[0] != session:
@@ -41,7 +46,7 @@ class Owners:
         return [request_id for request_id, manager in self._managers.items() if manager in gone]
 
     def take(self, request_id: RequestId) -> None:
-        """The request is the current owner's."""
+        """The request is the current manager's."""
         self._managers[request_id] = self._manager
 
     def forget(self, request_id: RequestId) -> None:
