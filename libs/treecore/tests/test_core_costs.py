@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treecore.choice import Bounds, StepPrice, choose
-from treecore.costs import ForwardCosts, TypicalMs
+from treecore.costs import ForwardCosts, Typical
 from treecore.forest import Forest, ScoredDraft, merge_drafts
 from treecore.messages import ForwardCost
 
@@ -99,14 +99,14 @@ def test_costs_stay_costs(seen: list[tuple[int, float]], announced: dict[int, fl
 
 def test_a_typical_time_ignores_stalls_and_follows_changes() -> None:
     """The median of what was seen lately."""
-    other = TypicalMs(5.0)
-    assert other.ms == 5.0
+    other = Typical(5.0)
+    assert other.value == 5.0
     for ms in [1.0, 1.1, 0.9, 100.0] * 5:
         other.observe(ms)
-    assert other.ms == pytest.approx(1.05)
+    assert other.value == pytest.approx(1.05)
     for _ in range(64):
         other.observe(2.0)
-    assert other.ms == 2.0
+    assert other.value == 2.0
 
 
 # -- choice ----------------------------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
 
 def drafted(times: ModelTimes, waited_ms: float) -> Drafted:
     """A round of drafts that took so long."""
-    return Drafted({}, frozenset(), False, frozenset(), DraftRound({}, {}, times, ()), waited_ms, ())
+    return Drafted({}, 0, frozenset(), False, frozenset(), DraftRound({}, {}, times, ()), waited_ms, 0.0, ())
 
 
 def reply(forward_ms: float, sample_ms: float) -> VerifyReply:

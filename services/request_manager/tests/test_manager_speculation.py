@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from request_manager.contract import Generation
+from request_manager.manager.ahead import DraftingAhead
 from request_manager.manager.economy import Economy, StepTimes
 from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
 from treecore.choice import Bounds
@@ -166,9 +167,30 @@ def test_drafting_ahead_stops_where_it_brings_nothing_but_is_tried_again() -> No
     economy, llm, small = Economy(), announcement("verifier", {1: 25.0}), announcement("ssm", {1: 4.0, 4: 4.5})
     assert economy.growth_ahead(llm, [small], 1, 1) is not None
     for _ in range(200):
-        economy.learn_ahead(1, 0)
+        economy.learn_ahead(1, 0, 0.0)
     asked = [economy.growth_ahead(llm, [small], 1, 1) is not None for _ in range(64)]
     assert 1 <= sum(asked) <= 8
+
+
+@pytest.mark.parametrize(("beside_ms", "pays"), [(25.0, True), (50.0, False)])
+def test_drafting_ahead_stops_where_it_slows_the_llm_more_than_it_brings(beside_ms: float, pays: bool) -> None:
+    """The same gain pays beside an LLM that does not notice, and not beside one that takes twice as long."""
+    ahead = DraftingAhead()
+    for num_gained in (0, 1) * 100:
+        ahead.learn_gain(1, num_gained, 0.0)
+        ahead.learn_step(25.0, 25.0, beside_drafts=False)
+        ahead.learn_step(beside_ms, 25.0, beside_drafts=True)
+    num_asked = sum(ahead.pays(1, 25.0, 1 / 27.0) for _ in range(64))
+    assert (num_asked >= 60) == pays
+    assert 0 < num_asked < 64, "the other way is tried now and then"
+
+
+def test_waiting_for_late_drafts_is_a_cost_of_drafting_ahead() -> None:
+    """As is a slower LLM."""
+    ahead = DraftingAhead()
+    for _ in range(100):
+        ahead.learn_gain(1, 1, 30.0)
+    assert sum(ahead.pays(1, 25.0, 1 / 27.0) for _ in range(64)) < 8
 
 
 def test_what_is_drafted_ahead_fits_into_the_verification() -> None:

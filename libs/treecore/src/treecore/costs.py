@@ -84,17 +84,17 @@ class ForwardCosts:
         return found
 
 
-class TypicalMs:
-    """The median of the last 64 times: what a part of a step takes, whatever stalls now and then."""
+class Typical:
+    """The median of the last 64 values: what a part of a step takes, say, whatever stalls now and then."""
 
-    def __init__(self, guess: float = 1.0) -> None:
-        self.ms = guess
+    def __init__(self, guess: float) -> None:
+        self.value = guess
         self._seen: deque[float] = deque(maxlen=_WINDOW)
 
-    def observe(self, ms: float) -> None:
-        """It took `ms` this time."""
-        self._seen.append(ms)
-        self.ms = median(self._seen)
+    def observe(self, value: float) -> None:
+        """Take in the latest."""
+        self._seen.append(value)
+        self.value = median(self._seen)
 
 
 def _believed(ms: float) -> float:

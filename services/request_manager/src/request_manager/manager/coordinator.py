@@ -139,7 +139,7 @@ class Coordinator:
         found = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
         trials = {turn.request_id: Trial(turn.request, turn.item, found.trees[turn.request_id]) for turn in turns}
-        self._speculator.look_ahead(turns, worker, found.num_rows)
+        beside_drafts = self._speculator.look_ahead(turns, worker, found.num_rows)
         try:
             reply = await self._ask(worker, [trial.question() for trial in trials.values()])
         except Unreachable:
@@ -152,7 +152,8 @@ class Coordinator:
         self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
         clock = StepClock(started, drafted, verified, perf_counter())
-        self._lesson = partial(self._speculator.learn, found, worker, accepted, reply, clock.total_ms)
+        times = clock.times(found.drafted, reply, beside_drafts=beside_drafts)
+        self._lesson = partial(self._speculator.learn, found, worker, accepted, times)
         record = CommittedStep(trials, found, reply, accepted, clock).record(self._ssms.name_of)
         describe_step(record)
         self._observer.on_step(record)

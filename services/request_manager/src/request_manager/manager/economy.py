@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from request_manager.manager.ahead import DraftingAhead
 from request_manager.manager.step_record import Model
 from treecore.calibration import Calibration
 from treecore.choice import Bounds, Choice, Probabilities, StepPrice, choose
-from treecore.costs import ForwardCosts, TypicalMs
+from treecore.costs import ForwardCosts, Typical
 from treecore.draft_depth import DraftDepth, DraftOffer, forwards_within
 from treecore.expand import Growth
 from treecore.forest import Forest
@@ -29,8 +30,6 @@ _MAX_FORWARDS = 8
 _OTHER_MS = 2.0  # first guesses, until steps were timed
 _WAIT_MS = 2.0
 _SPARE = 0.85  # of a verification: a draft that comes late costs more than its last forward brings
-_WORTH_AHEAD = 0.03  # tokens a request and step that drafts ahead must have brought lately
-_PROBE_EVERY = 16  # steps after which it is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,15 @@ class StepChoice:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one step, in ms: all of it; inside the LLM's forward and sampling; waiting for drafts."""
+    """Of one step, in ms: all of it; inside the LLM's forward and sampling; waiting for drafts.
+
+    beside_drafts: whether SSMs were drafting while the LLM was at work.
+    """
 
     total_ms: float
     verify_ms: float
     waited_ms: float
+    beside_drafts: bool = False
 
 
 class Economy:
@@ -70,14 +73,13 @@ class Economy:
         self._depth = DraftDepth()
         self._verify: dict[str, ForwardCosts] = {}
         self._draft: dict[str, ForwardCosts] = {}
-        self._other = TypicalMs(_OTHER_MS)
-        self._wait = TypicalMs(_WAIT_MS)
-        self._ahead_gain = 1.0
-        self._num_idle_steps = 0
+        self._other = Typical(_OTHER_MS)
+        self._wait = Typical(_WAIT_MS)
+        self._ahead = DraftingAhead()
 
     def price(self, llm: Announcement, other_rows: int, other_tokens: int) -> StepPrice:
         """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
-        return StepPrice(self._costs_of(self._verify, llm), self._other.ms, other_rows, float(other_tokens))
+        return StepPrice(self._costs_of(self._verify, llm), self._other.value, other_rows, float(other_tokens))
 
     def choose(
         self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, waited: NDArray[np.bool_]
@@ -99,7 +101,7 @@ class Economy:
             price,
             draft,
             width,
-            self._wait.ms,
+            self._wait.value,
             num_requests,
             num_waiting,
             min(max_depth, _MAX_FORWARDS),
@@ -111,10 +113,12 @@ class Economy:
     def growth_ahead(
         self, llm: Announcement, ssms: Sequence[Announcement], num_requests: int, num_rows: int
     ) -> Growth | None:
-        """What to have drafted while the LLM verifies `num_rows`; None while that has brought nothing lately."""
-        if not ssms or not num_requests or not self._pays_ahead():
+        """What to have drafted while the LLM verifies `num_rows`; None where that does not pay."""
+        verify = self._costs_of(self._verify, llm)
+        plain_rate = num_requests / (self._other.value + verify.ms(max(1, num_requests)))
+        if not ssms or not num_requests or not self._ahead.pays(num_requests, verify.ms(num_rows), plain_rate):
             return None
-        spare_ms = _SPARE * self._costs_of(self._verify, llm).ms(num_rows) - self._wait.ms
+        spare_ms = _SPARE * verify.ms(num_rows) - self._wait.value
         num_forwards, width = _most_nodes(self._slowest(ssms), num_requests, spare_ms)
         return Growth(num_forwards, width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
 
@@ -130,13 +134,15 @@ class Economy:
         if chosen is None:
             return
         self._calibration.observe(chosen.forest, committed)
-        self._costs_of(self._verify, llm).observe(chosen.choice.num_rows, times.verify_ms)
+        verify, num_rows = self._costs_of(self._verify, llm), chosen.choice.num_rows
+        self._ahead.learn_step(times.verify_ms, verify.ms(num_rows), beside_drafts=times.beside_drafts)
+        verify.observe(num_rows, times.verify_ms)
         self._depth.observe(chosen.forest, chosen.path_p, chosen.waited)
         self._depth.on_step(chosen.forest.num_requests, sum(map(len, committed)), times.total_ms, chosen.price)
 
-    def learn_ahead(self, num_requests: int, num_gained: int) -> None:
-        """So many requests had drafts made ahead, and so many of their nodes were verified and became tokens."""
-        self._ahead_gain += 0.05 * (num_gained / num_requests - self._ahead_gain)
+    def learn_ahead(self, num_requests: int, num_gained: int, late_ms: float) -> None:
+        """So many requests had drafts made ahead, for which the step waited; so many of their nodes became tokens."""
+        self._ahead.learn_gain(num_requests, num_gained, late_ms)
 
     def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float) -> None:
         """What a forward of that SSM cost, and all else until its answer was there."""
@@ -150,12 +156,6 @@ class Economy:
             yield "verify", name, costs
         for name, costs in self._draft.items():
             yield "draft", name, costs
-
-    def _pays_ahead(self) -> bool:
-        if self._ahead_gain >= _WORTH_AHEAD:
-            return True
-        self._num_idle_steps += 1
-        return self._num_idle_steps % _PROBE_EVERY == 0
 
     def _slowest(self, ssms: Sequence[Announcement]) -> ForwardCosts:
         costs = [self._costs_of(self._draft, ssm) for ssm in ssms]

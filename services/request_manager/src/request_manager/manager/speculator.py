@@ -20,7 +20,7 @@ from treecore.accept import Accepted
 from treecore.choice import Bounds, StepPrice
 from treecore.forest import ScoredDraft, merge_drafts
 from treecore.merge import merge, prune
-from treecore.messages import Announcement, RequestId, VerifyReply
+from treecore.messages import Announcement, RequestId
 from treecore.tree import TokenTree
 
 
@@ -63,17 +63,20 @@ Candidates = dict[RequestId, list[ScoredDraft]]
 class Drafted:
     """What there is to choose a step's trees from.
 
-    candidates: of dynamic trees. ahead: the requests whose candidates were asked for during the last step. is_hidden:
-    whether all of those were there at once. waited: the requests whose drafts were asked for in this step. round: what
-    came of that. waited_ms: for all of it. costs: of all drafts, those ahead included.
+    candidates: of dynamic trees. num_asked_ahead: how many requests SSMs were asked for during the last step. ahead:
+    those of them that have candidates for it. is_hidden: whether all that was asked for then was there at once. waited:
+    the requests whose drafts were asked for in this step. round: what came of that. waited_ms: for all drafts. late_ms:
+    for those made ahead. costs: of all drafts.
     """
 
     candidates: Candidates
+    num_asked_ahead: int
     ahead: frozenset[RequestId]
     is_hidden: bool
     waited: frozenset[RequestId]
     round: DraftRound
     waited_ms: float
+    late_ms: float
     costs: DraftCosts
 
 
@@ -103,6 +106,7 @@ class Speculator:
     observer: Observer
     economy: Economy = field(default_factory=Economy)
     _patience_s: float = 0.0  # with what is being drafted ahead, once the LLM is done
+    _asked_ahead: frozenset[RequestId] = frozenset()
 
     async def trees(self, turns: Sequence[Turn], llm: Worker) -> StepTrees:
         """What each turn verifies; the root alone where nothing arrived in time or nothing pays."""
@@ -119,31 +123,33 @@ class Speculator:
             trees[turn.request_id] = tree
         return StepTrees(trees, dynamic, chosen, drafted, chosen.choice.num_rows)
 
-    def look_ahead(self, turns: Sequence[Turn], llm: Worker, num_rows: int) -> None:
-        """While the LLM is at work on `num_rows`, have the SSMs draft on, and read the prompts that it reads."""
+    def look_ahead(self, turns: Sequence[Turn], llm: Worker, num_rows: int) -> bool:
+        """While the LLM is at work on `num_rows`, have the SSMs draft on, and read the prompts that it reads.
+
+        Returns whether any SSM is at work then.
+        """
         ahead = self._draftable([turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)])
         growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), num_rows)
         self._patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, num_rows))
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
+        self._asked_ahead = frozenset(wish.request.request_id for wish in wishes)
         wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
         self.ssms.begin(wishes)
+        return self.ssms.is_drafting
 
-    def learn(
-        self, step: StepTrees, llm: Worker, accepted: Mapping[RequestId, Accepted], reply: VerifyReply, total_ms: float
-    ) -> None:
+    def learn(self, step: StepTrees, llm: Worker, accepted: Mapping[RequestId, Accepted], times: StepTimes) -> None:
         """From a step that was committed."""
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
-        times = StepTimes(total_ms, reply.forward_ms + reply.sample_ms, step.drafted.waited_ms)
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
         for ssm, cost, other_ms in step.drafted.costs:
             self.economy.learn_draft(ssm, cost, other_ms)
-        ahead = step.drafted.ahead
+        drafted = step.drafted
         for model, name, costs in self.economy.known_costs():
             self.observer.on_costs(model, name, costs)
-        if ahead:
-            gained = sum(len(accepted[request_id].nodes) for request_id in ahead if request_id in accepted)
-            self.economy.learn_ahead(len(ahead), gained)
+        if drafted.num_asked_ahead:
+            gained = sum(len(accepted[request_id].nodes) for request_id in drafted.ahead if request_id in accepted)
+            self.economy.learn_ahead(drafted.num_asked_ahead, gained, drafted.late_ms)
 
     def _may_draft_ahead(self, turn: Turn) -> bool:
         wanted = turn.request.generation.draft_ahead
@@ -153,7 +159,9 @@ class Speculator:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
         is_hidden = not self.ssms.is_drafting
+        num_asked = sum(turn.request_id in self._asked_ahead for turn in dynamic)
         candidates, costs = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
+        late_ms = (perf_counter() - started) * 1e3
         ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
         bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
@@ -161,7 +169,8 @@ class Speculator:
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
         waited_ms = (perf_counter() - started) * 1e3
-        return Drafted(candidates, ahead, is_hidden, waited, found, waited_ms, (*costs, *found.costs))
+        costs = (*costs, *found.costs)
+        return Drafted(candidates, num_asked, ahead, is_hidden, waited, found, waited_ms, late_ms, costs)
 
     async def _drafted_ahead(self, ahead: Sequence[Turn]) -> tuple[Candidates, DraftCosts]:
         """What was drafted during the last step, as far as the committed tokens did not leave it; and its costs."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from request_manager.manager.economy import StepTimes
 from request_manager.manager.speculator import Drafted, StepTrees
 from request_manager.manager.step_record import ModelTimes, StepParts, StepRecord
 from request_manager.manager.trial import Trial
@@ -24,6 +25,10 @@ class StepClock:
     def total_ms(self) -> float:
         """The whole step."""
         return (self.committed - self.started) * 1e3
+
+    def times(self, drafted: Drafted, reply: VerifyReply, *, beside_drafts: bool) -> StepTimes:
+        """What trees are chosen by."""
+        return StepTimes(self.total_ms, reply.forward_ms + reply.sample_ms, drafted.waited_ms, beside_drafts)
 
     def parts(self, drafted: Drafted, reply: VerifyReply) -> StepParts:
         """Where the time went."""
