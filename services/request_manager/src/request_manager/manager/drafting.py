@@ -143,6 +143,10 @@ class Drafter:
         if self._held.pop(request_id, None) is not None:
             self._released.add(request_id)
 
+    def num_unread(self, request_id: RequestId, end: int) -> int:
+        """How many of the first `end` tokens the worker would have to read before it drafts, as far as is known."""
+        return end - self._held.get(request_id, 0)
+
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Drafts:
         """Trees that the worker grew within `deadline_s`. Missing ones mean: verify the root alone."""
         if self.is_late:

@@ -128,12 +128,17 @@ class Speculator:
 
         Returns whether any SSM is at work then.
         """
-        ahead = self._draftable([turn for turn in turns if turn.is_dynamic and self._may_draft_ahead(turn)])
+        dynamic = self._draftable([turn for turn in turns if turn.is_dynamic])
+        known = self._known(dynamic)
+        ahead = [turn for turn in known if self._may_draft_ahead(turn)]
         growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), num_rows)
         self._patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, num_rows))
         wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
         self._asked_ahead = frozenset(wish.request.request_id for wish in wishes)
-        wishes += [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
+        known_ids = {turn.request_id for turn in known}
+        unread = [turn for turn in dynamic if turn.request_id not in known_ids]
+        unread += [turn for turn in turns if _reads_for_later(turn)]
+        wishes += [DraftWish(turn.request, turn.item.end) for turn in unread]
         self.ssms.begin(wishes)
         return self.ssms.is_drafting
 
@@ -163,7 +168,7 @@ class Speculator:
         candidates, costs = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
         late_ms = (perf_counter() - started) * 1e3
         ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
-        bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
+        bare = self._known(self._draftable([turn for turn in dynamic if turn.request_id not in ahead]))
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
@@ -204,6 +209,11 @@ class Speculator:
         """Those that some SSM can draft for; the others' trees say nothing of what drafts are worth."""
         ssms = self.ssms.live()
         return [turn for turn in turns if any(map(turn.can_have, ssms))]
+
+    def _known(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Those whose tokens the SSMs have read, but for a few."""
+        unread = self.ssms.unread([(turn.request, turn.item.end) for turn in turns])
+        return [turn for turn in turns if turn.request_id not in unread]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> DraftRound:
         drafted = await self.ssms.draft(wishes, self.deadline_s)

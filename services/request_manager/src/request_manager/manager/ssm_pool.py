@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, Drafts, DraftWish, Grown
 from request_manager.manager.registry import Registry, Worker
+from request_manager.manager.request import Request
 from request_manager.manager.step_record import ModelTimes, Observer
 from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.sessions import session_of
 from treecore.tree import TokenTree
+
+_FEW_TOKENS = 64  # an SSM reads so many in about the time of one forward
 
 DraftCosts = tuple[tuple[str, ForwardCost, float], ...]
 """(SSM, its forward, ms of the exchange beside forwards and sampling)."""
@@ -83,6 +86,16 @@ class SsmPool:
         """Have the SSMs draft ahead, and read prompts, while the LLM is at work."""
         for drafter, share in self._lanes(wishes):
             drafter.begin(share)
+
+    def unread(self, requests: Sequence[tuple[Request, int]]) -> set[RequestId]:
+        """Of requests with so many tokens those that an SSM would have to read first, which no step should wait for."""
+        lanes = self._lanes([DraftWish(request, end) for request, end in requests])
+        return {
+            wish.request.request_id
+            for drafter, share in lanes
+            for wish in share
+            if drafter.num_unread(wish.request.request_id, wish.end) > _FEW_TOKENS
+        }
 
     def release(self, request_id: RequestId) -> None:
         """The request is over: forget its placement, and have the workers free its cache with the next message."""
