@@ -73,8 +73,9 @@ class Economy:
         self._depth = DraftDepth()
         self._verify: dict[str, ForwardCosts] = {}
         self._draft: dict[str, ForwardCosts] = {}
+        self._draft_ahead: dict[str, ForwardCosts] = {}  # beside the LLM, which may share its cores
         self._other = Typical(_OTHER_MS)
-        self._wait = Typical(_WAIT_MS)
+        self._wait, self._wait_ahead = Typical(_WAIT_MS), Typical(_WAIT_MS)
         self._ahead = DraftingAhead()
 
     def price(self, llm: Announcement, other_rows: int, other_tokens: int) -> StepPrice:
@@ -95,7 +96,7 @@ class Economy:
         """What to have drafted before this step for those without candidates; None: verify their roots alone."""
         if not ssms or not num_waiting:
             return None
-        draft = self._slowest(ssms)
+        draft = self._slowest(self._draft, ssms)
         width = _width(draft, num_waiting)
         offer = DraftOffer(
             price,
@@ -118,8 +119,8 @@ class Economy:
         plain_rate = num_requests / (self._other.value + verify.ms(max(1, num_requests)))
         if not ssms or not num_requests or not self._ahead.pays(num_requests, verify.ms(num_rows), plain_rate):
             return None
-        spare_ms = _SPARE * verify.ms(num_rows) - self._wait.value
-        num_forwards, width = _most_nodes(self._slowest(ssms), num_requests, spare_ms)
+        spare_ms = _SPARE * verify.ms(num_rows) - self._wait_ahead.value
+        num_forwards, width = _most_nodes(self._slowest(self._draft_ahead, ssms), num_requests, spare_ms)
         return Growth(num_forwards, width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
 
     def patience_s(self, llm: Announcement, num_rows: int) -> float:
@@ -144,11 +145,12 @@ class Economy:
         """So many requests had drafts made ahead, for which the step waited; so many of their nodes became tokens."""
         self._ahead.learn_gain(num_requests, num_gained, late_ms)
 
-    def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float) -> None:
-        """What a forward of that SSM cost, and all else until its answer was there."""
-        self._wait.observe(other_ms)
-        if ssm in self._draft:
-            self._draft[ssm].observe(cost.num_rows, cost.ms)
+    def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float, *, is_ahead: bool) -> None:
+        """What a forward of that SSM cost, beside the LLM's or not, and all else until its answer was there."""
+        known, wait = (self._draft_ahead, self._wait_ahead) if is_ahead else (self._draft, self._wait)
+        wait.observe(other_ms)
+        if ssm in known:
+            known[ssm].observe(cost.num_rows, cost.ms)
 
     def known_costs(self) -> Iterator[tuple[Model, str, ForwardCosts]]:
         """What forwards of each model that was met are taken to cost."""
@@ -157,8 +159,8 @@ class Economy:
         for name, costs in self._draft.items():
             yield "draft", name, costs
 
-    def _slowest(self, ssms: Sequence[Announcement]) -> ForwardCosts:
-        costs = [self._costs_of(self._draft, ssm) for ssm in ssms]
+    def _slowest(self, known: dict[str, ForwardCosts], ssms: Sequence[Announcement]) -> ForwardCosts:
+        costs = [self._costs_of(known, ssm) for ssm in ssms]
         return max(costs, key=lambda found: found.ms(1))
 
     def _costs_of(self, known: dict[str, ForwardCosts], worker: Announcement) -> ForwardCosts:

@@ -66,7 +66,7 @@ class Drafted:
     candidates: of dynamic trees. num_asked_ahead: how many requests SSMs were asked for during the last step. ahead:
     those of them that have candidates for it. is_hidden: whether all that was asked for then was there at once. waited:
     the requests whose drafts were asked for in this step. round: what came of that. waited_ms: for all drafts. late_ms:
-    for those made ahead. costs: of all drafts.
+    for those made ahead, which cost `costs_ahead`.
     """
 
     candidates: Candidates
@@ -77,7 +77,7 @@ class Drafted:
     round: DraftRound
     waited_ms: float
     late_ms: float
-    costs: DraftCosts
+    costs_ahead: DraftCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,10 @@ class Speculator:
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        for ssm, cost, other_ms in step.drafted.costs:
-            self.economy.learn_draft(ssm, cost, other_ms)
+        for ssm, cost, other_ms in step.drafted.round.costs:
+            self.economy.learn_draft(ssm, cost, other_ms, is_ahead=False)
+        for ssm, cost, other_ms in step.drafted.costs_ahead:
+            self.economy.learn_draft(ssm, cost, other_ms, is_ahead=True)
         drafted = step.drafted
         for model, name, costs in self.economy.known_costs():
             self.observer.on_costs(model, name, costs)
@@ -174,7 +176,6 @@ class Speculator:
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
         waited_ms = (perf_counter() - started) * 1e3
-        costs = (*costs, *found.costs)
         return Drafted(candidates, num_asked, ahead, is_hidden, waited, found, waited_ms, late_ms, costs)
 
     async def _drafted_ahead(self, ahead: Sequence[Turn]) -> tuple[Candidates, DraftCosts]:
