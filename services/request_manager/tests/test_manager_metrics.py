@@ -6,20 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from request_manager.contract import Generation
 from request_manager.manager.metrics import ManagerMetrics
-from request_manager.manager.speculator import Drafted
-from request_manager.manager.ssm_pool import DraftRound
-from request_manager.manager.step_record import ModelTimes, StepParts, StepRecord
-from request_manager.manager.step_report import StepClock
+from request_manager.manager.step_record import StepParts, StepRecord
 from request_manager.manager.testing import POLICY, running_stage
 from request_manager.roster_metrics import RosterMetrics
 from treecore.costs import ForwardCosts
-from treecore.messages import BlockUsage, ForwardCost, RequestId, VerifyReply, WorkerId, step_subject
+from treecore.messages import BlockUsage, ForwardCost, RequestId, WorkerId, step_subject
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.service.buckets import ANSWER_S, LATENCY_S, STEP_S
@@ -251,68 +246,6 @@ async def test_workers_are_shown_while_they_live_and_as_none_when_they_are_gone(
     losses = {("verifier", "unanswered"): 1, ("ssm", "left"): 2, ("ssm", "silent"): 0, ("verifier", "left"): 0}
     for (kind, reason), number in losses.items():
         assert value(registry, "espalier_worker_losses_total", kind=kind, reason=reason) == number
-
-
-# -- where the time of a step goes ------------------------------------------------------------------------------------
-
-
-def drafted(times: ModelTimes, waited_ms: float) -> Drafted:
-    """A round of drafts that took so long."""
-    return Drafted({}, 0, frozenset(), False, frozenset(), DraftRound({}, {}, times, ()), waited_ms, 0.0, ())
-
-
-def reply(forward_ms: float, sample_ms: float) -> VerifyReply:
-    """A verifier's, with its own word for how long it took."""
-    return VerifyReply(WorkerId("v"), (), (), forward_ms, sample_ms, BLOCKS)
-
-
-ms = st.floats(0, 1000)
-
-
-@given(st.tuples(ms, ms, ms), st.tuples(ms, ms, ms), ms, ms, ms)
-def test_parts_are_the_whole_step(
-    draft: tuple[float, float, float], verify: tuple[float, float, float], wait: float, merge: float, accept: float
-) -> None:
-    """Whatever each took, it is told as itself, and nothing is left over."""
-    waited_ms = wait + sum(draft)
-    marks = np.cumsum([100.0, (waited_ms + merge) / 1e3, sum(verify) / 1e3, accept / 1e3]).tolist()
-    clock = StepClock(*marks)
-    parts = clock.parts(drafted(ModelTimes(*draft), waited_ms), reply(verify[0], verify[1]))
-    assert parts.total == pytest.approx(clock.total_ms, abs=1e-6)
-    told = [getattr(parts, part.name) for part in fields(parts)]
-    assert told == pytest.approx([wait, *draft, merge, *verify, accept], abs=1e-6)
-    assert parts.overhead == pytest.approx(wait + draft[2] + merge + verify[2] + accept, abs=1e-6)
-
-
-@given(ms, ms)
-def test_a_worker_that_boasts_makes_no_part_negative(forward_ms: float, sample_ms: float) -> None:
-    """It says that it computed longer than it was waited for."""
-    boast = ModelTimes.within(1.0, forward_ms, sample_ms)
-    parts = StepClock(0.0, 0.001, 0.002, 0.003).parts(drafted(boast, 0.5), reply(forward_ms, sample_ms))
-    assert all(getattr(parts, part.name) >= 0 for part in fields(parts))
-
-
-async def test_a_step_that_waits_for_nothing_has_no_such_part() -> None:
-    """Through the whole manager: without SSMs there are no drafts to wait for, and the parts of each step add up."""
-    async with running_stage(verifier(FakeSize())) as stage:
-        await stage.outcome(generation())
-        steps = [step.parts for step in stage.recorder.steps]
-    assert all(step.draft_forward == step.draft_sample == step.draft_wire == 0 for step in steps)
-    assert all(step.verify_wire > 0 and step.accept > 0 for step in steps)
-
-
-async def test_an_ssm_that_does_not_answer_costs_a_wait() -> None:
-    """Until the deadline, which is no draft."""
-    policy = replace(POLICY, draft_deadline_s=0.05)
-
-    def rule(call: Call) -> Fate:
-        return Fate.DROP if call.subject.startswith("ssm.") else Fate.DELIVER
-
-    async with running_stage(verifier(FakeSize()), ssm(forward_ms=0.0), policy=policy) as stage:
-        stage.bus.rule = rule
-        await stage.outcome(generation(max_tokens=3))
-        waits = [step.parts.wait for step in stage.recorder.steps]
-    assert max(waits) > 40
 
 
 # -- through the coordinator ------------------------------------------------------------------------------------------

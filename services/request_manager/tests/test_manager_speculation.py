@@ -11,8 +11,9 @@ from request_manager.manager.ahead import DraftingAhead
 from request_manager.manager.economy import Economy, StepTimes
 from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
 from treecore.choice import Bounds
+from treecore.codec import decode
 from treecore.forest import Forest, ScoredDraft, merge_drafts
-from treecore.messages import Announcement, BlockUsage, ForwardCost, RequestId, WorkerId
+from treecore.messages import Announcement, BlockUsage, DraftRequest, ForwardCost, RequestId, WorkerId
 from treecore.noise import Seed
 from treecore.params import SamplingParams
 from treecore.testing.bus import Call, Fate, Verdict
@@ -37,10 +38,11 @@ def ssm(agreement: float, name: str = "ssm") -> FakeSsm:
     return FakeSsm(model, WorkerId(f"{name}-worker"), name, SMALL)
 
 
-def generation(name: str = "r", **fields: object) -> Generation:
+def generation(name: str = "r", prompt_len: int = 4, **fields: object) -> Generation:
     """A greedy request of NUM_TOKENS tokens."""
-    prompt = np.array([1, 2, 3, len(name)], np.int32)
-    one = Generation(RequestId(name), prompt, SamplingParams(0.0, 0, 1.0, Seed(5), prompt_len=4), NUM_TOKENS)
+    prompt = np.array([*[1] * (prompt_len - 3), 2, 3, len(name)], np.int32)
+    params = SamplingParams(0.0, 0, 1.0, Seed(5), prompt_len=prompt_len)
+    one = Generation(RequestId(name), prompt, params, NUM_TOKENS)
     return replace(one, **fields)  # type: ignore[arg-type]
 
 
@@ -88,7 +90,8 @@ async def test_ssms_come_and_go_while_requests_run() -> None:
     assert not any(step.proposed.get("second") for step in late)
 
 
-async def test_a_slow_ssm_costs_its_part_of_the_tree_only() -> None:
+@pytest.mark.parametrize("prompt_len", [4, 150])
+async def test_a_slow_ssm_costs_its_part_of_the_tree_only(prompt_len: int) -> None:
     """While one SSM's answers never come, the other drafts on."""
     slow, quick = ssm(1.0, "slow"), ssm(1.0, "quick")
 
@@ -97,11 +100,28 @@ async def test_a_slow_ssm_costs_its_part_of_the_tree_only() -> None:
 
     async with running_stage(verifier(), slow, quick, policy=replace(DYNAMIC, draft_deadline_s=0.2)) as stage:
         stage.bus.rule = rule
-        (outcome,) = await check(stage, generation())
+        (outcome,) = await check(stage, generation(prompt_len=prompt_len))
         accepted = [step.accepted for step in stage.recorder.steps]
     assert outcome.steps < NUM_TOKENS
     assert any(step.get("quick") for step in accepted)
     assert not any(step.get("slow") for step in accepted)
+
+
+async def test_no_tree_is_asked_for_behind_a_prompt_that_the_ssm_has_yet_to_read() -> None:
+    """It reads beside the LLM, then drafts: no step waits for the reading."""
+    brought: list[int] = []
+
+    def rule(call: Call) -> Verdict:
+        if call.subject.startswith("ssm."):
+            items = decode(call.body, DraftRequest).items
+            brought.extend(len(item.tokens) for item in items if item.growth is not None)
+        return Fate.DELIVER
+
+    async with running_stage(verifier(), ssm(1.0), policy=DYNAMIC) as stage:
+        stage.bus.rule = rule
+        (outcome,) = await check(stage, generation(prompt_len=150))
+    assert outcome.steps < NUM_TOKENS / 2
+    assert max(brought) <= 64
 
 
 # -- what is learned ------------------------------------------------------------------------------------------------

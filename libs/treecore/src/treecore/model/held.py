@@ -108,7 +108,7 @@ class HeldRequests:
         return self._spec.context_len
 
     def begin_step(self, session: str, released: Iterable[RequestId]) -> None:
-        """Forget what is released, and what nobody will ask for again (see Owners)."""
+        """Forget what is released, and what nobody will ask for again (see Sessions)."""
         self.forward_ms = self.sample_ms = 0.0
         self._taken.clear()
         for request_id in (*self._sessions.begin_step(session), *released):

@@ -35,6 +35,7 @@ from treecore.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
+_FEW_TOKENS = 64  # a worker reads so many in about the time of one forward
 _LOST_S = 30.0  # an answer this late is no answer; registry and broker notice a death much earlier
 
 
@@ -143,9 +144,9 @@ class Drafter:
         if self._held.pop(request_id, None) is not None:
             self._released.add(request_id)
 
-    def num_unread(self, request_id: RequestId, end: int) -> int:
-        """How many of the first `end` tokens the worker would have to read before it drafts, as far as is known."""
-        return end - self._held.get(request_id, 0)
+    def has_read(self, wish: DraftWish) -> bool:
+        """Whether the worker has, as far as is known, all but a few of the tokens that the tree stands behind."""
+        return wish.end - self._held.get(wish.request.request_id, 0) <= _FEW_TOKENS
 
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Drafts:
         """Trees that the worker grew within `deadline_s`. Missing ones mean: verify the root alone."""
@@ -158,10 +159,13 @@ class Drafter:
         self._send(wishes)
         return await self.collect(give_up_at - loop.time())
 
-    def begin(self, wishes: Sequence[DraftWish]) -> None:
-        """Have the worker draft, or read, while the LLM is at work. Does nothing while it is busy."""
-        if not self._is_busy and (wishes or self._released):
+    def begin(self, wishes: Sequence[DraftWish]) -> bool:
+        """Have the worker draft, or read, while the LLM is at work. Does nothing, and says False, while it is busy."""
+        if self._is_busy:
+            return False
+        if wishes or self._released:
             self._send(wishes)
+        return True
 
     async def collect(self, deadline_s: float) -> Drafts:
         """What was asked for last, once, if it is there within `deadline_s`; if it is late, at once."""

@@ -129,17 +129,15 @@ class Speculator:
         Returns whether any SSM is at work then.
         """
         dynamic = self._draftable([turn for turn in turns if turn.is_dynamic])
-        known = self._known(dynamic)
-        ahead = [turn for turn in known if self._may_draft_ahead(turn)]
+        ahead = [turn for turn in dynamic if self._may_draft_ahead(turn)]
         growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), num_rows)
         self._patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, num_rows))
-        wishes = [DraftWish(turn.request, turn.item.end, growth=growth) for turn in ahead if growth is not None]
-        self._asked_ahead = frozenset(wish.request.request_id for wish in wishes)
-        known_ids = {turn.request_id for turn in known}
-        unread = [turn for turn in dynamic if turn.request_id not in known_ids]
-        unread += [turn for turn in turns if _reads_for_later(turn)]
-        wishes += [DraftWish(turn.request, turn.item.end) for turn in unread]
-        self.ssms.begin(wishes)
+        trees = [
+            DraftWish(turn.request, turn.item.end, growth=growth if self._may_draft_ahead(turn) else None)
+            for turn in dynamic
+        ]
+        reading = [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
+        self._asked_ahead = self.ssms.begin(trees, reading)
         return self.ssms.is_drafting
 
     def learn(self, step: StepTrees, llm: Worker, accepted: Mapping[RequestId, Accepted], times: StepTimes) -> None:
@@ -147,11 +145,10 @@ class Speculator:
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        for ssm, cost, other_ms in step.drafted.round.costs:
-            self.economy.learn_draft(ssm, cost, other_ms, is_ahead=False)
-        for ssm, cost, other_ms in step.drafted.costs_ahead:
-            self.economy.learn_draft(ssm, cost, other_ms, is_ahead=True)
         drafted = step.drafted
+        for is_ahead, drafts in ((False, drafted.round.costs), (True, drafted.costs_ahead)):
+            for ssm, cost, other_ms in drafts:
+                self.economy.learn_draft(ssm, cost, other_ms, is_ahead=is_ahead)
         for model, name, costs in self.economy.known_costs():
             self.observer.on_costs(model, name, costs)
         if drafted.num_asked_ahead:
@@ -212,9 +209,9 @@ class Speculator:
         return [turn for turn in turns if any(map(turn.can_have, ssms))]
 
     def _known(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Those whose tokens the SSMs have read, but for a few."""
-        unread = self.ssms.unread([(turn.request, turn.item.end) for turn in turns])
-        return [turn for turn in turns if turn.request_id not in unread]
+        """Those for whom an SSM could draft at once."""
+        read = self.ssms.read([DraftWish(turn.request, turn.item.end) for turn in turns])
+        return [turn for turn in turns if turn.request_id in read]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> DraftRound:
         drafted = await self.ssms.draft(wishes, self.deadline_s)

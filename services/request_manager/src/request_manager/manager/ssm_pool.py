@@ -12,14 +12,11 @@ from dataclasses import dataclass
 
 from request_manager.manager.drafting import NOTHING, Drafter, DraftLink, Drafts, DraftWish, Grown
 from request_manager.manager.registry import Registry, Worker
-from request_manager.manager.request import Request
 from request_manager.manager.step_record import ModelTimes, Observer
 from treecore.messages import Announcement, ForwardCost, RequestId, WorkerId
 from treecore.service.bus import Bus
 from treecore.sessions import session_of
 from treecore.tree import TokenTree
-
-_FEW_TOKENS = 64  # an SSM reads so many in about the time of one forward
 
 DraftCosts = tuple[tuple[str, ForwardCost, float], ...]
 """(SSM, its forward, ms of the exchange beside forwards and sampling)."""
@@ -66,8 +63,15 @@ class SsmPool:
         self._placed: dict[tuple[RequestId, str], WorkerId] = {}
 
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> DraftRound:
-        """The trees of all SSMs that answered within `deadline_s`."""
-        lanes = self._lanes(wishes)
+        """The trees of all SSMs that answered within `deadline_s`.
+
+        No step waits for an SSM to read a prompt for a tree that grows best first; it does so after `begin`.
+        """
+        due = [
+            (drafter, [wish for wish in share if wish.growth is None or drafter.has_read(wish)])
+            for drafter, share in self._lanes(wishes)
+        ]
+        lanes = [(drafter, share) for drafter, share in due if share]
         answers = await asyncio.gather(*[drafter.draft(share, deadline_s) for drafter, share in lanes])
         return DraftRound.of([drafter for drafter, _ in lanes], answers)
 
@@ -82,20 +86,24 @@ class SsmPool:
         drafters = list(self._drafters.values())
         return DraftRound.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
 
-    def begin(self, wishes: Sequence[DraftWish]) -> None:
-        """Have the SSMs draft ahead, and read prompts, while the LLM is at work."""
-        for drafter, share in self._lanes(wishes):
-            drafter.begin(share)
+    def read(self, wishes: Sequence[DraftWish]) -> set[RequestId]:
+        """The requests for which an SSM could draft at once."""
+        lanes = self._lanes(wishes)
+        return {wish.request.request_id for drafter, share in lanes for wish in share if drafter.has_read(wish)}
 
-    def unread(self, requests: Sequence[tuple[Request, int]]) -> set[RequestId]:
-        """Of requests with so many tokens those that an SSM would have to read first, which no step should wait for."""
-        lanes = self._lanes([DraftWish(request, end) for request, end in requests])
-        return {
-            wish.request.request_id
-            for drafter, share in lanes
-            for wish in share
-            if drafter.num_unread(wish.request.request_id, wish.end) > _FEW_TOKENS
-        }
+    def begin(self, trees: Sequence[DraftWish], reading: Sequence[DraftWish]) -> frozenset[RequestId]:
+        """Have the SSMs draft, and read, while the LLM is at work; returns for whom one drafts.
+
+        A tree whose tokens an SSM has yet to read is only read by it, and one that is not to grow only if it has not.
+        """
+        asked: set[RequestId] = set()
+        prompts = {wish.request.request_id for wish in reading}
+        for drafter, share in self._lanes([*trees, *reading]):
+            growing = [wish for wish in share if wish.growth is not None and drafter.has_read(wish)]
+            unread = [wish for wish in share if wish.request.request_id in prompts or not drafter.has_read(wish)]
+            if drafter.begin([*growing, *[DraftWish(wish.request, wish.end) for wish in unread]]):
+                asked.update(wish.request.request_id for wish in growing)
+        return frozenset(asked)
 
     def release(self, request_id: RequestId) -> None:
         """The request is over: forget its placement, and have the workers free its cache with the next message."""

@@ -32,7 +32,7 @@ class Stream:
 
     number: of its last admission, -1 while it has to be admitted. is_placed: whether a manager has said that it has it.
 
-    num_steps_before: of the managers before this one. num_losses: since it got a token. checked: see _check.
+    num_steps_before: of the managers before this one. num_losses: since it got a token. checked: see RemoteManager.
     """
 
     generation: Generation
