@@ -50,7 +50,7 @@ class HeldTexts:
         self._sessions = Sessions(clock)
 
     def begin_step(self, session: str, released: Iterable[RequestId]) -> None:
-        """Forget what is released, and what nobody will ask for again (see Owners)."""
+        """Forget what is released, and what nobody will ask for again (see Sessions)."""
         self._taken.clear()
         for request_id in (*self._sessions.begin_step(session), *released):
             self._forget(request_id)
