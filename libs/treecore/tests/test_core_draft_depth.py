@@ -20,7 +20,9 @@ def costs(*points: tuple[int, float]) -> ForwardCosts:
 FLAT = costs((1, 20.0), (64, 20.0))
 STEEP = costs((1, 20.0), (2, 40.0))  # a row costs as much alone as among others: a loaded machine
 FAST, SLOW = costs((1, 1.0), (64, 1.0)), costs((1, 30.0), (64, 30.0))
-OFFER = DraftOffer(StepPrice(FLAT, 5.0), FAST, 1, 0.5, num_requests=1, num_waiting=1, max_depth=8, max_nodes=32)
+OFFER = DraftOffer(
+    StepPrice(FLAT, 5.0), FAST, 1, 0.5, num_requests=1, num_waiting=1, num_unread=1, max_depth=8, max_nodes=32
+)
 
 
 def drafted(
@@ -126,6 +128,22 @@ def test_exploring_takes_little_time_and_finds_a_better_ssm() -> None:
             depth.observe(*drafted(0.9, found))
         depth.on_step(1, 1 + 2 * (found > 0), 25.0 + 6.5 * (found > 0), offer.price)
     assert num_drafted > 100
+
+
+def test_what_the_ssm_must_read_first_is_part_of_the_wait() -> None:
+    """A draft behind hundreds of tokens that it has not seen is as dear as those are."""
+    offer = replace(OFFER, draft=costs((1, 1.0), (64, 32.5)))
+    assert after(0.6).best(offer) > 0
+    assert after(0.6).best(replace(offer, num_unread=200)) == 0
+    assert after(0.6).would_wait(offer)
+    assert not after(0.6).would_wait(replace(offer, num_unread=200))
+
+
+def test_the_prompts_of_others_make_no_draft_cheaper() -> None:
+    """A step that reads a long prompt is slow for once; a wait costs what it costs in any other step."""
+    offer = replace(OFFER, draft=costs((1, 9.0), (64, 9.0)), price=StepPrice(costs((1, 20.0), (100, 40.0)), 5.0))
+    assert after(0.3).best(offer) == 0
+    assert after(0.3).best(replace(offer, price=replace(offer.price, num_other_rows=800, num_other_tokens=1.0))) == 0
 
 
 def test_forwards_that_fit_into_a_verification() -> None:

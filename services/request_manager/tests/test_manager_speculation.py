@@ -8,10 +8,11 @@ import pytest
 
 from request_manager.contract import Generation
 from request_manager.manager.ahead import DraftingAhead
-from request_manager.manager.economy import Economy, StepTimes
+from request_manager.manager.economy import DraftedFor, Economy, StepTimes, Wanted
 from request_manager.manager.testing import POLICY, Outcome, Stage, running_stage
-from treecore.choice import Bounds
+from treecore.choice import Bounds, StepPrice
 from treecore.codec import decode
+from treecore.costs import ForwardCosts
 from treecore.forest import Forest, ScoredDraft, merge_drafts
 from treecore.messages import Announcement, BlockUsage, DraftRequest, ForwardCost, RequestId, WorkerId
 from treecore.noise import Seed
@@ -143,7 +144,8 @@ def likely(p: float) -> Forest:
     return merge_drafts([3], [[draft]])
 
 
-NOBODY = np.array([False])
+ONE, NONE = np.array([True]), np.array([False])
+NOBODY = DraftedFor(NONE, NONE, NONE)
 BOUNDS = Bounds(32, 8, 512)
 
 
@@ -182,35 +184,77 @@ def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
     assert num_chosen(economy, llm, likely(0.6)) == 0
 
 
+def ahead_after(share: float, beside_ms: float = 25.0, late_ms: float = 0.0) -> DraftingAhead:
+    """Having drafted ahead for 100 steps: of nodes that likely, beside an LLM that takes 25 ms alone."""
+    ahead = DraftingAhead()
+    for _ in range(100):
+        ahead.learn_drafts(likely(share), np.array([1.0, share, share**2, share**3]), ONE, 1, late_ms)
+        ahead.learn_forward(FLAT, 1, 25.0, beside_drafts=False)
+        ahead.learn_forward(FLAT, 1, beside_ms, beside_drafts=True)
+    return ahead
+
+
+def num_asked(ahead: DraftingAhead, verify: ForwardCosts, num_requests: int = 1) -> int:
+    """In how many of 64 steps."""
+    price = StepPrice(verify, 2.0)
+    return sum(ahead.is_due(pays=ahead.pays(price, num_requests)) for _ in range(64))
+
+
+FLAT, STEEP = ForwardCosts([ForwardCost(1, 25.0)]), ForwardCosts([ForwardCost(1, 25.0), ForwardCost(2, 50.0)])
+
+
 def test_drafting_ahead_stops_where_it_brings_nothing_but_is_tried_again() -> None:
     """An SSM that shares the LLM's cores must not slow it down for nothing."""
-    economy, llm, small = Economy(), announcement("verifier", {1: 25.0}), announcement("ssm", {1: 4.0, 4: 4.5})
-    assert economy.growth_ahead(llm, [small], 1, 1) is not None
-    for _ in range(200):
-        economy.learn_ahead(1, 0, 0.0)
-    asked = [economy.growth_ahead(llm, [small], 1, 1) is not None for _ in range(64)]
-    assert 1 <= sum(asked) <= 8
+    assert num_asked(DraftingAhead(), FLAT) >= 60
+    assert 1 <= num_asked(ahead_after(0.01), FLAT) <= 8
 
 
 @pytest.mark.parametrize(("beside_ms", "pays"), [(25.0, True), (50.0, False)])
 def test_drafting_ahead_stops_where_it_slows_the_llm_more_than_it_brings(beside_ms: float, pays: bool) -> None:
     """The same gain pays beside an LLM that does not notice, and not beside one that takes twice as long."""
-    ahead = DraftingAhead()
-    for num_gained in (0, 1) * 100:
-        ahead.learn_gain(1, num_gained, 0.0)
-        ahead.learn_step(25.0, 25.0, beside_drafts=False)
-        ahead.learn_step(beside_ms, 25.0, beside_drafts=True)
-    num_asked = sum(ahead.pays(1, 25.0, 1 / 27.0) for _ in range(64))
-    assert (num_asked >= 60) == pays
-    assert 0 < num_asked < 64, "the other way is tried now and then"
+    found = num_asked(ahead_after(0.4, beside_ms), FLAT)
+    assert (found >= 60) == pays
+    assert 0 < found < 64, "the other way is tried now and then"
 
 
 def test_waiting_for_late_drafts_is_a_cost_of_drafting_ahead() -> None:
     """As is a slower LLM."""
-    ahead = DraftingAhead()
+    assert num_asked(ahead_after(0.6), FLAT) >= 60
+    assert num_asked(ahead_after(0.6, late_ms=60.0), FLAT) < 8
+
+
+def test_the_llm_is_not_slowed_down_by_being_dearer_than_was_known() -> None:
+    """What forwards beside drafts took is held against what forwards are known to cost by now, not then."""
+    ahead = ahead_after(0.4)
+    for _ in range(64):
+        ahead.learn_forward(FLAT, 1, 50.0, beside_drafts=True)
+    for _ in range(64):
+        ahead.learn_forward(ForwardCosts([ForwardCost(1, 50.0)]), 1, 50.0, beside_drafts=False)
+    assert num_asked(ahead, FLAT) >= 60
+
+
+def test_what_drafts_ahead_are_worth_holds_for_any_load() -> None:
+    """Where every row costs its full price they do not pay; they do again as soon as that is over."""
+    ahead = ahead_after(0.6)
+    assert num_asked(ahead, STEEP, num_requests=8) < 8
+    assert num_asked(ahead, FLAT) >= 60
+
+
+def test_late_drafts_are_waited_for_as_long_as_they_are_worth() -> None:
+    """Never longer than half a verification; not at all where nothing is to come of them."""
+    price = StepPrice(FLAT, 0.0)
+    assert ahead_after(0.9).patience_ms(price, 1) == pytest.approx(12.5)
+    assert ahead_after(0.2).patience_ms(price, 1) == pytest.approx(25.0 * (0.2 + 0.04 + 0.008), rel=0.1)
+    assert ahead_after(0.9).patience_ms(StepPrice(STEEP, 0.0), 8) < 1.0
+
+
+def test_rows_that_the_llm_had_in_its_cache_are_not_what_its_time_went_into() -> None:
+    """Prompts that are found, 400 rows of 500, say nothing of what rows cost."""
+    economy, llm = Economy(), announcement("verifier", {1: 20.0, 100: 120.0})
     for _ in range(100):
-        ahead.learn_gain(1, 1, 30.0)
-    assert sum(ahead.pays(1, 25.0, 1 / 27.0) for _ in range(64)) < 8
+        chosen = economy.choose(likely(0.01), BOUNDS, economy.price(llm, 500, 8), 0.0, NOBODY)
+        economy.learn(llm, chosen, [[9]], StepTimes(125.0, 120.0, 0.0, num_found=chosen.choice.num_rows - 100))
+    assert economy.price(llm, 0, 0).verify.ms(1) == pytest.approx(20.0, rel=0.05)
 
 
 def test_what_is_drafted_ahead_fits_into_the_verification() -> None:
@@ -218,7 +262,7 @@ def test_what_is_drafted_ahead_fits_into_the_verification() -> None:
     llm = announcement("verifier", {1: 30.0})
 
     def asked(costs: dict[int, float]) -> tuple[int, int]:
-        growth = Economy().growth_ahead(llm, [announcement("ssm", costs)], 1, 1)
+        growth = Economy().beside_llm(llm, [announcement("ssm", costs)], 1, 1, 1).growth
         assert growth is not None
         return growth.num_forwards, growth.width
 
@@ -235,8 +279,8 @@ def test_a_draft_is_waited_for_where_the_llm_is_slow() -> None:
     def waits(ssm_ms: float) -> bool:
         economy = Economy()
         price = economy.price(llm, 0, 0)
-        return economy.growth_to_wait_for(price, [announcement("ssm", {1: ssm_ms})], 1, 1, 8) is not None
+        return economy.growth_to_wait_for(price, [announcement("ssm", {1: ssm_ms})], Wanted(1, 1, 1, 8)) is not None
 
     assert waits(5.0)
     assert not waits(100.0)
-    assert Economy().growth_to_wait_for(Economy().price(llm, 0, 0), [], 1, 1, 8) is None
+    assert Economy().growth_to_wait_for(Economy().price(llm, 0, 0), [], Wanted(1, 1, 1, 8)) is None

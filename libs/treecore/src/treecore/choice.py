@@ -38,6 +38,16 @@ class StepPrice:
     num_other_rows: int = 0
     num_other_tokens: float = 0.0
 
+    def plain_rate(self, num_requests: int) -> float:
+        """Tokens per ms of this step if it verifies roots alone."""
+        ms = self.fixed_ms + self.verify.ms(num_requests + self.num_other_rows)
+        return (num_requests + self.num_other_tokens) / ms
+
+    def usual_rate(self, num_requests: int) -> float:
+        """Tokens per ms of verifying roots alone once all prompts are read: what time is worth, now and then."""
+        num_roots = num_requests + min(self.num_other_rows, round(self.num_other_tokens))
+        return num_roots / (self.fixed_ms + self.verify.ms(num_roots))
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

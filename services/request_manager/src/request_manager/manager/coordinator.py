@@ -15,7 +15,16 @@ from request_manager.contract import Generation
 from request_manager.manager.queue import RequestQueue
 from request_manager.manager.registry import Registry, Worker
 from request_manager.manager.request import Outbox, Request
-from request_manager.manager.scheduler import DynamicTree, Limits, Shape, Standing, StepPlan, fits_alone, plan_step
+from request_manager.manager.scheduler import (
+    DynamicTree,
+    Limits,
+    PlannedItem,
+    Shape,
+    Standing,
+    StepPlan,
+    fits_alone,
+    plan_step,
+)
 from request_manager.manager.spans import describe_step, step_span
 from request_manager.manager.speculator import Speculator, Turn
 from request_manager.manager.ssm_pool import SsmPool
@@ -135,7 +144,7 @@ class Coordinator:
     async def _step(self, worker: Worker, plan: StepPlan) -> None:
         """Draft, merge, verify, accept, commit. A step that could not be verified is planned again, unchanged."""
         started = perf_counter()
-        turns = [Turn(self._queue[item.request_id], item) for item in plan.items]
+        turns = [self._turn(item) for item in plan.items]
         found = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
         trials = {turn.request_id: Trial(turn.request, turn.item, found.trees[turn.request_id]) for turn in turns}
@@ -152,9 +161,10 @@ class Coordinator:
         self._learn_blocks(reply)
         accepted = self._commit(worker, trials, reply)
         clock = StepClock(started, drafted, verified, perf_counter())
-        times = clock.times(found.drafted, reply, beside_drafts=beside_drafts)
+        step = CommittedStep(trials, found, reply, accepted, clock)
+        times = step.times(beside_drafts=beside_drafts)
         self._lesson = partial(self._speculator.learn, found, worker, accepted, times)
-        record = CommittedStep(trials, found, reply, accepted, clock).record(self._ssms.name_of)
+        record = step.record(self._ssms.name_of)
         describe_step(record)
         self._observer.on_step(record)
 
@@ -240,10 +250,19 @@ class Coordinator:
         policy, tree = self._policy, generation.tree
         if isinstance(tree, tuple):
             return tree
-        if generation.params.draws_drafts or not (policy.dynamic or tree == "dynamic"):
+        if not self._is_shaped(generation):
             return policy.expansion
         most = policy.step_rows // (2 * max(1, len(self._queue.running)))
         return DynamicTree(max(1, min(policy.max_tree_nodes - 1, most)), policy.max_tree_nodes - 1)
+
+    def _is_shaped(self, generation: Generation) -> bool:
+        """Whether its trees are shaped step by step."""
+        wanted = generation.tree == "dynamic" or (generation.tree is None and self._policy.dynamic)
+        return generation.speculation and wanted and not generation.params.draws_drafts
+
+    def _turn(self, item: PlannedItem) -> Turn:
+        request = self._queue[item.request_id]
+        return Turn(request, item, self._is_shaped(request.generation))
 
     async def _idle(self, worker: Worker) -> None:
         """No step is due: have finished requests freed and keep the verifier, then sleep until there is work."""

@@ -5,7 +5,7 @@ Owns what is known of the worker's draft cache. A slow or dead SSM costs its par
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -144,9 +144,17 @@ class Drafter:
         if self._held.pop(request_id, None) is not None:
             self._released.add(request_id)
 
+    def num_unread(self, wish: DraftWish) -> int:
+        """How many of the tokens that the tree stands behind the worker, as far as is known, has yet to read."""
+        return wish.end - self._held.get(wish.request.request_id, 0)
+
     def has_read(self, wish: DraftWish) -> bool:
-        """Whether the worker has, as far as is known, all but a few of the tokens that the tree stands behind."""
-        return wish.end - self._held.get(wish.request.request_id, 0) <= _FEW_TOKENS
+        """Whether it has read all but a few."""
+        return self.num_unread(wish) <= _FEW_TOKENS
+
+    def could_draft(self, wish: DraftWish) -> bool:
+        """Whether it could at once: it need not read, and is not reading for others."""
+        return not self._is_busy and self.has_read(wish)
 
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> Drafts:
         """Trees that the worker grew within `deadline_s`. Missing ones mean: verify the root alone."""
@@ -223,7 +231,7 @@ class Drafter:
         for refused in reply.refused:
             self._link.observer.on_dropped(refused.reason)
         other_ms = max(0.0, (perf_counter() - started) * 1e3 - reply.forward_ms - reply.sample_ms)
-        drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms, _cost(sent.values(), reply), other_ms)
+        drafts = Drafts({}, {}, reply.forward_ms, reply.sample_ms, _cost(request.items, reply), other_ms)
         for item in reply.items:
             wish = sent.get(item.request_id)
             if wish is None or item.request_id not in self._held:
@@ -266,10 +274,13 @@ class Drafter:
         return join_tree(root, item.tokens, item.parents, self._link.ssm_idx, item.laws)
 
 
-def _cost(wishes: Collection[DraftWish], reply: DraftReply) -> ForwardCost | None:
-    growths = [wish.growth for wish in wishes]
+def _cost(items: Sequence[DraftItem], reply: DraftReply) -> ForwardCost | None:
+    """Of a forward over so many rows as they had in the mean: the first reads what is new, the others expand nodes."""
+    growths = [item.growth for item in items]
     num_forwards = max((growth.num_forwards for growth in growths if growth is not None), default=0)
     ms = reply.forward_ms + reply.sample_ms
     if None in growths or not num_forwards or ms <= 0.0:
         return None
-    return ForwardCost(sum(growth.width for growth in growths if growth is not None), ms / num_forwards)
+    width = sum(growth.width for growth in growths if growth is not None)
+    num_rows = sum(len(item.tokens) for item in items) + (num_forwards - 1) * width
+    return ForwardCost(max(1, round(num_rows / num_forwards)), ms / num_forwards)

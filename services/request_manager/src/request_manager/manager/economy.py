@@ -33,18 +33,44 @@ _SPARE = 0.85  # of a verification: a draft that comes late costs more than its 
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedFor:
+    """For whom a step's candidates were drafted, each bool [R].
+
+    waited: who waited for them in this step. asked_ahead: for whom SSMs were asked during the last one; ahead: who has
+    candidates of those.
+    """
+
+    waited: NDArray[np.bool_]
+    asked_ahead: NDArray[np.bool_]
+    ahead: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideLlm:
+    """What SSMs do while the LLM verifies.
+
+    growth: of trees, where they draft; patience_s: for how long they are waited for then. reads: whether they read for
+    all that have trees, or will.
+    """
+
+    growth: Growth | None
+    patience_s: float
+    reads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepChoice:
     """The nodes of a step and what they were chosen from; what is learned from the step refers to it.
 
     path_p: fp64 [M], how likely each candidate was thought to be. price: of the step without a draft that is waited
-    for. waited: bool [R], the requests whose drafts were.
+    for. drafted: for whom the candidates are.
     """
 
     forest: Forest
     path_p: Probabilities
     choice: Choice
     price: StepPrice
-    waited: NDArray[np.bool_]
+    drafted: DraftedFor
 
     @property
     def num_expected(self) -> float:
@@ -56,13 +82,29 @@ class StepChoice:
 class StepTimes:
     """Of one step, in ms: all of it; inside the LLM's forward and sampling; waiting for drafts.
 
-    beside_drafts: whether SSMs were drafting while the LLM was at work.
+    late_ms: of that, for those that were made ahead. num_found: rows that the LLM was asked for and had in its cache.
+    beside_drafts: whether SSMs were at work while the LLM was.
     """
 
     total_ms: float
     verify_ms: float
     waited_ms: float
+    late_ms: float = 0.0
+    num_found: int = 0
     beside_drafts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Drafts that num_waiting of num_requests with dynamic trees could wait for, up to max_depth deep.
+
+    num_unread: tokens of theirs that an SSM would read first.
+    """
+
+    num_requests: int
+    num_waiting: int
+    num_unread: int
+    max_depth: int
 
 
 class Economy:
@@ -83,49 +125,38 @@ class Economy:
         return StepPrice(self._costs_of(self._verify, llm), self._other.value, other_rows, float(other_tokens))
 
     def choose(
-        self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, waited: NDArray[np.bool_]
+        self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, drafted: DraftedFor
     ) -> StepChoice:
-        """The nodes that make this step pay best, which has waited so long already; waited: bool [R], for whom."""
+        """The nodes that make this step pay best, which has waited so long already."""
         path_p = self._calibration.path_probabilities(forest)
         paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
-        return StepChoice(forest, path_p, choose(forest, path_p, bounds, paid), price, waited)
+        return StepChoice(forest, path_p, choose(forest, path_p, bounds, paid), price, drafted)
 
-    def growth_to_wait_for(
-        self, price: StepPrice, ssms: Sequence[Announcement], num_requests: int, num_waiting: int, max_depth: int
-    ) -> Growth | None:
+    def growth_to_wait_for(self, price: StepPrice, ssms: Sequence[Announcement], wanted: Wanted) -> Growth | None:
         """What to have drafted before this step for those without candidates; None: verify their roots alone."""
-        if not ssms or not num_waiting:
+        if not ssms or not wanted.num_waiting:
             return None
-        draft = self._slowest(self._draft, ssms)
-        width = _width(draft, num_waiting)
-        offer = DraftOffer(
-            price,
-            draft,
-            width,
-            self._wait.value,
-            num_requests,
-            num_waiting,
-            min(max_depth, _MAX_FORWARDS),
-            _MAX_NODES,
-        )
+        offer = self._offer(price, ssms, wanted)
         depth = self._depth.best(offer)
-        return Growth(depth, width, _NUM_CHILDREN, _MAX_NODES) if depth else None
+        return Growth(depth, offer.width, _NUM_CHILDREN, _MAX_NODES) if depth else None
 
-    def growth_ahead(
-        self, llm: Announcement, ssms: Sequence[Announcement], num_requests: int, num_rows: int
-    ) -> Growth | None:
-        """What to have drafted while the LLM verifies `num_rows`; None where that does not pay."""
-        verify = self._costs_of(self._verify, llm)
-        plain_rate = num_requests / (self._other.value + verify.ms(max(1, num_requests)))
-        if not ssms or not num_requests or not self._ahead.pays(num_requests, verify.ms(num_rows), plain_rate):
-            return None
-        spare_ms = _SPARE * verify.ms(num_rows) - self._wait_ahead.value
-        num_forwards, width = _most_nodes(self._slowest(self._draft_ahead, ssms), num_requests, spare_ms)
-        return Growth(num_forwards, width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
+    def beside_llm(
+        self, llm: Announcement, ssms: Sequence[Announcement], num_dynamic: int, num_ahead: int, num_rows: int
+    ) -> BesideLlm:
+        """What the SSMs of num_dynamic requests do while the LLM verifies `num_rows`; num_ahead may draft ahead.
 
-    def patience_s(self, llm: Announcement, num_rows: int) -> float:
-        """How long drafts made ahead are waited for once the LLM is done: as long as half a forward of it."""
-        return self._costs_of(self._verify, llm).ms(num_rows) / 2e3
+        Where drafts pay neither ahead nor otherwise, SSMs need not even read.
+        """
+        if not ssms or not num_dynamic:
+            return BesideLlm(None, 0.0, reads=False)
+        price, growth, pays = self.price(llm, 0, 0), None, False
+        if num_ahead:
+            pays = self._ahead.pays(price, num_ahead)
+            if self._ahead.is_due(pays=pays):
+                growth = self._growth_ahead(ssms, num_ahead, price.verify.ms(num_rows))
+        patience_s = self._ahead.patience_ms(price, num_ahead) / 1e3 if growth else 0.0
+        everybody = self._offer(price, ssms, Wanted(num_dynamic, num_dynamic, num_dynamic, _MAX_FORWARDS))
+        return BesideLlm(growth, patience_s, reads=pays or self._depth.would_wait(everybody))
 
     def learn(
         self, llm: Announcement, chosen: StepChoice | None, committed: Sequence[Sequence[int]], times: StepTimes
@@ -134,16 +165,15 @@ class Economy:
         self._other.observe(max(0.0, times.total_ms - times.verify_ms - times.waited_ms))
         if chosen is None:
             return
-        self._calibration.observe(chosen.forest, committed)
-        verify, num_rows = self._costs_of(self._verify, llm), chosen.choice.num_rows
-        self._ahead.learn_step(times.verify_ms, verify.ms(num_rows), beside_drafts=times.beside_drafts)
+        forest, path_p, drafted = chosen.forest, chosen.path_p, chosen.drafted
+        self._calibration.observe(forest, committed)
+        verify, num_rows = self._costs_of(self._verify, llm), chosen.choice.num_rows - times.num_found
         verify.observe(num_rows, times.verify_ms)
-        self._depth.observe(chosen.forest, chosen.path_p, chosen.waited)
-        self._depth.on_step(chosen.forest.num_requests, sum(map(len, committed)), times.total_ms, chosen.price)
-
-    def learn_ahead(self, num_requests: int, num_gained: int, late_ms: float) -> None:
-        """So many requests had drafts made ahead, for which the step waited; so many of their nodes became tokens."""
-        self._ahead.learn_gain(num_requests, num_gained, late_ms)
+        self._ahead.learn_forward(verify, num_rows, times.verify_ms, beside_drafts=times.beside_drafts)
+        self._ahead.learn_drafts(forest, path_p, drafted.ahead, int(drafted.asked_ahead.sum()), times.late_ms)
+        self._depth.observe(forest, path_p, drafted.waited)
+        price = replace(chosen.price, num_other_rows=chosen.price.num_other_rows - times.num_found)
+        self._depth.on_step(forest.num_requests, sum(map(len, committed)), times.total_ms, price)
 
     def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float, *, is_ahead: bool) -> None:
         """What a forward of that SSM cost, beside the LLM's or not, and all else until its answer was there."""
@@ -158,6 +188,26 @@ class Economy:
             yield "verify", name, costs
         for name, costs in self._draft.items():
             yield "draft", name, costs
+
+    def _offer(self, price: StepPrice, ssms: Sequence[Announcement], wanted: Wanted) -> DraftOffer:
+        draft = self._slowest(self._draft, ssms)
+        return DraftOffer(
+            price,
+            draft,
+            _width(draft, wanted.num_waiting),
+            self._wait.value,
+            wanted.num_requests,
+            wanted.num_waiting,
+            wanted.num_unread,
+            min(wanted.max_depth, _MAX_FORWARDS),
+            _MAX_NODES,
+        )
+
+    def _growth_ahead(self, ssms: Sequence[Announcement], num_requests: int, verify_ms: float) -> Growth:
+        """Forwards that fit into a verification."""
+        spare_ms = _SPARE * verify_ms - self._wait_ahead.value
+        num_forwards, width = _most_nodes(self._slowest(self._draft_ahead, ssms), num_requests, spare_ms)
+        return Growth(num_forwards, width, _NUM_CHILDREN, _MAX_NODES_AHEAD)
 
     def _slowest(self, known: dict[str, ForwardCosts], ssms: Sequence[Announcement]) -> ForwardCosts:
         costs = [self._costs_of(known, ssm) for ssm in ssms]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from treecore.expand import NO_DRAFT, Expansion, num_nodes
 from treecore.messages import BlockUsage, RequestId
 
+_NUM_KEPT = 4  # rows that prompts leave to a tree that is shaped; where those are all read it has many more
+
 
 @dataclass(frozen=True, slots=True)
 class DynamicTree:
@@ -201,7 +203,9 @@ def _chunk(standing: Standing, num_rows: int, limits: Limits) -> PlannedItem | N
 
 
 def _num_rows(item: PlannedItem, limits: Limits) -> int:
-    return item.end - item.start + limits.num_drafted(item.shape)
+    """What prompts leave of the budget: a static tree's nodes, few of one that takes what is left when it is shaped."""
+    num_nodes = limits.num_drafted(item.shape)
+    return item.end - item.start + (min(num_nodes, _NUM_KEPT) if isinstance(item.shape, DynamicTree) else num_nodes)
 
 
 def _ids(standings: Sequence[Standing]) -> tuple[RequestId, ...]:

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from request_manager.manager.drafting import DraftWish
-from request_manager.manager.economy import Economy, StepChoice, StepTimes
+from request_manager.manager.economy import DraftedFor, Economy, StepChoice, StepTimes, Wanted
 from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, PlannedItem
@@ -23,13 +23,16 @@ from treecore.merge import merge, prune
 from treecore.messages import Announcement, RequestId
 from treecore.tree import TokenTree
 
+_NUM_TRIED = 1  # requests that SSMs read for where drafts do not pay
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request's part in a step."""
+    """A request's part in a step. is_shaped: whether its trees are shaped step by step, once its prompt is read."""
 
     request: Request
     item: PlannedItem
+    is_shaped: bool
 
     @property
     def request_id(self) -> RequestId:
@@ -63,14 +66,14 @@ Candidates = dict[RequestId, list[ScoredDraft]]
 class Drafted:
     """What there is to choose a step's trees from.
 
-    candidates: of dynamic trees. num_asked_ahead: how many requests SSMs were asked for during the last step. ahead:
-    those of them that have candidates for it. is_hidden: whether all that was asked for then was there at once. waited:
+    candidates: of dynamic trees. asked_ahead: the requests that SSMs were asked for during the last step. ahead: those
+    of them that have candidates for it. is_hidden: whether all that was asked for then was there at once. waited:
     the requests whose drafts were asked for in this step. round: what came of that. waited_ms: for all drafts. late_ms:
     for those made ahead, which cost `costs_ahead`.
     """
 
     candidates: Candidates
-    num_asked_ahead: int
+    asked_ahead: frozenset[RequestId]
     ahead: frozenset[RequestId]
     is_hidden: bool
     waited: frozenset[RequestId]
@@ -128,16 +131,18 @@ class Speculator:
 
         Returns whether any SSM is at work then.
         """
-        dynamic = self._draftable([turn for turn in turns if turn.is_dynamic])
-        ahead = [turn for turn in dynamic if self._may_draft_ahead(turn)]
-        growth = self.economy.growth_ahead(llm.announcement, self._ssms_of(ahead), len(ahead), num_rows)
-        self._patience_s = min(self.deadline_s, self.economy.patience_s(llm.announcement, num_rows))
+        shaped = self._draftable([turn for turn in turns if turn.is_shaped])
+        num_ahead = sum(map(self._may_draft_ahead, shaped))
+        beside = self.economy.beside_llm(llm.announcement, self._ssms_of(shaped), len(shaped), num_ahead, num_rows)
+        self._patience_s = min(self.deadline_s, beside.patience_s)
         trees = [
-            DraftWish(turn.request, turn.item.end, growth=growth if self._may_draft_ahead(turn) else None)
-            for turn in dynamic
+            DraftWish(turn.request, turn.item.end, growth=beside.growth if self._may_draft_ahead(turn) else None)
+            for turn in shaped
+            if turn.is_dynamic
         ]
-        reading = [DraftWish(turn.request, turn.item.end) for turn in turns if _reads_for_later(turn)]
-        self._asked_ahead = self.ssms.begin(trees, reading)
+        prompts = [turn for turn in turns if _reads_for_later(turn) and (beside.reads or not turn.is_shaped)]
+        reading = [DraftWish(turn.request, turn.item.end) for turn in prompts]
+        self._asked_ahead = self.ssms.begin(trees, reading, len(trees) if beside.reads else _NUM_TRIED)
         return self.ssms.is_drafting
 
     def learn(self, step: StepTrees, llm: Worker, accepted: Mapping[RequestId, Accepted], times: StepTimes) -> None:
@@ -145,15 +150,11 @@ class Speculator:
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
-        drafted = step.drafted
-        for is_ahead, drafts in ((False, drafted.round.costs), (True, drafted.costs_ahead)):
+        for is_ahead, drafts in ((False, step.drafted.round.costs), (True, step.drafted.costs_ahead)):
             for ssm, cost, other_ms in drafts:
                 self.economy.learn_draft(ssm, cost, other_ms, is_ahead=is_ahead)
         for model, name, costs in self.economy.known_costs():
             self.observer.on_costs(model, name, costs)
-        if drafted.num_asked_ahead:
-            gained = sum(len(accepted[request_id].nodes) for request_id in drafted.ahead if request_id in accepted)
-            self.economy.learn_ahead(drafted.num_asked_ahead, gained, drafted.late_ms)
 
     def _may_draft_ahead(self, turn: Turn) -> bool:
         wanted = turn.request.generation.draft_ahead
@@ -163,17 +164,16 @@ class Speculator:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
         is_hidden = not self.ssms.is_drafting
-        num_asked = sum(turn.request_id in self._asked_ahead for turn in dynamic)
         candidates, costs = await self._drafted_ahead([turn for turn in dynamic if self._may_draft_ahead(turn)])
         late_ms = (perf_counter() - started) * 1e3
         ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
-        bare = self._known(self._draftable([turn for turn in dynamic if turn.request_id not in ahead]))
+        bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
         wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
         waited_ms = (perf_counter() - started) * 1e3
-        return Drafted(candidates, num_asked, ahead, is_hidden, waited, found, waited_ms, late_ms, costs)
+        return Drafted(candidates, self._asked_ahead, ahead, is_hidden, waited, found, waited_ms, late_ms, costs)
 
     async def _drafted_ahead(self, ahead: Sequence[Turn]) -> tuple[Candidates, DraftCosts]:
         """What was drafted during the last step, as far as the committed tokens did not leave it; and its costs."""
@@ -194,10 +194,14 @@ class Speculator:
         ]
 
     def _dynamic_wishes(self, bare: Sequence[Turn], price: StepPrice, num_dynamic: int) -> list[DraftWish]:
-        """Drafts for those without candidates, if waiting pays."""
-        max_depth = max((len(turn.item.shape) for turn in bare), default=0)
-        growth = self.economy.growth_to_wait_for(price, self._ssms_of(bare), num_dynamic, len(bare), max_depth)
-        return [] if growth is None else [DraftWish(turn.request, turn.item.end, growth=growth) for turn in bare]
+        """Drafts for those without candidates for whom an SSM could draft at once, if waiting pays."""
+        unread = self.ssms.unread([DraftWish(turn.request, turn.item.end) for turn in bare])
+        due = [turn for turn in bare if turn.request_id in unread]
+        wanted = Wanted(
+            num_dynamic, len(due), sum(unread.values()), max((len(turn.item.shape) for turn in due), default=0)
+        )
+        growth = self.economy.growth_to_wait_for(price, self._ssms_of(due), wanted)
+        return [] if growth is None else [DraftWish(turn.request, turn.item.end, growth=growth) for turn in due]
 
     def _ssms_of(self, turns: Sequence[Turn]) -> list[Announcement]:
         """Those that can draft for one of the requests at least."""
@@ -207,11 +211,6 @@ class Speculator:
         """Those that some SSM can draft for; the others' trees say nothing of what drafts are worth."""
         ssms = self.ssms.live()
         return [turn for turn in turns if any(map(turn.can_have, ssms))]
-
-    def _known(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Those for whom an SSM could draft at once."""
-        read = self.ssms.read([DraftWish(turn.request, turn.item.end) for turn in turns])
-        return [turn for turn in turns if turn.request_id in read]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> DraftRound:
         drafted = await self.ssms.draft(wishes, self.deadline_s)
@@ -235,8 +234,9 @@ class Speculator:
             np.array([shape.max_depth for shape in shapes]),
             self.max_rows,
         )
-        waited = np.array([turn.request_id in drafted.waited for turn in dynamic])
-        return self.economy.choose(forest, bounds, price, drafted.waited_ms, waited)
+        sets = drafted.waited, drafted.asked_ahead, drafted.ahead
+        drafted_for = DraftedFor(*[np.array([turn.request_id in ids for turn in dynamic]) for ids in sets])
+        return self.economy.choose(forest, bounds, price, drafted.waited_ms, drafted_for)
 
 
 def _reads_for_later(turn: Turn) -> bool:

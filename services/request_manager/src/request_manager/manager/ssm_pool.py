@@ -65,10 +65,10 @@ class SsmPool:
     async def draft(self, wishes: Sequence[DraftWish], deadline_s: float) -> DraftRound:
         """The trees of all SSMs that answered within `deadline_s`.
 
-        No step waits for an SSM to read a prompt for a tree that grows best first; it does so after `begin`.
+        No step waits for an SSM to read prompts before it grows trees best first; it reads after `begin`.
         """
         due = [
-            (drafter, [wish for wish in share if wish.growth is None or drafter.has_read(wish)])
+            (drafter, [wish for wish in share if wish.growth is None or drafter.could_draft(wish)])
             for drafter, share in self._lanes(wishes)
         ]
         lanes = [(drafter, share) for drafter, share in due if share]
@@ -86,22 +86,28 @@ class SsmPool:
         drafters = list(self._drafters.values())
         return DraftRound.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
 
-    def read(self, wishes: Sequence[DraftWish]) -> set[RequestId]:
-        """The requests for which an SSM could draft at once."""
-        lanes = self._lanes(wishes)
-        return {wish.request.request_id for drafter, share in lanes for wish in share if drafter.has_read(wish)}
+    def unread(self, wishes: Sequence[DraftWish]) -> dict[RequestId, int]:
+        """The requests for which an SSM could draft at once, and how many tokens it would read first."""
+        found: dict[RequestId, int] = {}
+        for drafter, share in self._lanes(wishes):
+            for wish in filter(drafter.could_draft, share):
+                request_id = wish.request.request_id
+                found[request_id] = max(drafter.num_unread(wish), found.get(request_id, 0))
+        return found
 
-    def begin(self, trees: Sequence[DraftWish], reading: Sequence[DraftWish]) -> frozenset[RequestId]:
+    def begin(self, trees: Sequence[DraftWish], reading: Sequence[DraftWish], num_behind: int) -> frozenset[RequestId]:
         """Have the SSMs draft, and read, while the LLM is at work; returns for whom one drafts.
 
-        A tree whose tokens an SSM has yet to read is only read by it, and one that is not to grow only if it has not.
+        Where an SSM has yet to read the tokens of a tree it cannot grow it; it reads for num_behind of those.
         """
         asked: set[RequestId] = set()
         prompts = {wish.request.request_id for wish in reading}
         for drafter, share in self._lanes([*trees, *reading]):
+            due = [wish for wish in share if wish.request.request_id in prompts]
             growing = [wish for wish in share if wish.growth is not None and drafter.has_read(wish)]
-            unread = [wish for wish in share if wish.request.request_id in prompts or not drafter.has_read(wish)]
-            if drafter.begin([*growing, *[DraftWish(wish.request, wish.end) for wish in unread]]):
+            behind = [wish for wish in share if wish.request.request_id not in prompts and not drafter.has_read(wish)]
+            unread = [DraftWish(wish.request, wish.end) for wish in behind[:num_behind]]
+            if drafter.begin([*growing, *due, *unread]):
                 asked.update(wish.request.request_id for wish in growing)
         return frozenset(asked)
 

@@ -26,10 +26,6 @@ class StepClock:
         """The whole step."""
         return (self.committed - self.started) * 1e3
 
-    def times(self, drafted: Drafted, reply: VerifyReply, *, beside_drafts: bool) -> StepTimes:
-        """What trees are chosen by."""
-        return StepTimes(self.total_ms, reply.forward_ms + reply.sample_ms, drafted.waited_ms, beside_drafts)
-
     def parts(self, drafted: Drafted, reply: VerifyReply) -> StepParts:
         """Where the time went."""
         draft, waited_ms = drafted.round.times, drafted.waited_ms
@@ -56,6 +52,13 @@ class CommittedStep:
     reply: VerifyReply
     accepted: Mapping[RequestId, Accepted]
     clock: StepClock
+
+    def times(self, *, beside_drafts: bool) -> StepTimes:
+        """What trees are chosen by."""
+        verify_ms, drafted = self.reply.forward_ms + self.reply.sample_ms, self.found.drafted
+        return StepTimes(
+            self.clock.total_ms, verify_ms, drafted.waited_ms, drafted.late_ms, self._num_found(), beside_drafts
+        )
 
     def record(self, ssm_name: Callable[[int], str]) -> StepRecord:
         """What is told of it. ssm_name: of an SSM's number in trees."""
