@@ -151,7 +151,7 @@ BOUNDS = Bounds(32, 8, 512)
 
 def num_chosen(economy: Economy, llm: Announcement, forest: Forest) -> int:
     """How many nodes are verified below the root."""
-    return economy.choose(forest, BOUNDS, economy.price(llm, 0, 0), 0.0, NOBODY).choice.num_rows - 1
+    return economy.choose(forest, BOUNDS, economy.price(llm, 0, 0), 0.0).choice.num_rows - 1
 
 
 def test_nodes_are_verified_where_they_pay() -> None:
@@ -166,12 +166,12 @@ def test_what_is_expected_is_of_nodes_alone() -> None:
     """Roots, and requests whose trees are not chosen, bring a token whatever is chosen; it is not counted."""
     economy, llm = Economy(), announcement("verifier", {1: 20.0, 64: 20.5})
     for num_others in (0, 3):
-        chosen = economy.choose(likely(0.5), BOUNDS, economy.price(llm, num_others, num_others), 0.0, NOBODY)
+        chosen = economy.choose(likely(0.5), BOUNDS, economy.price(llm, num_others, num_others), 0.0)
         p = 0.85 * 0.5 / (1 - 0.85 * 0.5)  # odds of a node, as little as is believed before anything was seen
         p /= 1 + p
         assert chosen.num_expected == pytest.approx(p + p**2 + p**3)
     dear = announcement("other", {1: 20.0, 2: 40.0, 64: 1280.0})
-    assert economy.choose(likely(0.5), BOUNDS, economy.price(dear, 0, 0), 0.0, NOBODY).num_expected == 0
+    assert economy.choose(likely(0.5), BOUNDS, economy.price(dear, 0, 0), 0.0).num_expected == 0
 
 
 def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
@@ -179,8 +179,8 @@ def test_an_ssm_that_is_never_right_is_not_believed_for_long() -> None:
     economy, llm = Economy(), announcement("verifier", {1: 20.0, 4: 24.0, 64: 200.0})
     assert num_chosen(economy, llm, likely(0.6)) > 0
     for _ in range(60):
-        chosen = economy.choose(likely(0.6), BOUNDS, economy.price(llm, 0, 0), 0.0, NOBODY)
-        economy.learn(llm, chosen, [[9]], StepTimes(23.0, 20.0, 0.0))
+        chosen = economy.choose(likely(0.6), BOUNDS, economy.price(llm, 0, 0), 0.0)
+        economy.learn(llm, chosen, NOBODY, [[9]], StepTimes(23.0, 20.0, 0.0))
     assert num_chosen(economy, llm, likely(0.6)) == 0
 
 
@@ -252,8 +252,8 @@ def test_rows_that_the_llm_had_in_its_cache_are_not_what_its_time_went_into() ->
     """Prompts that are found, 400 rows of 500, say nothing of what rows cost."""
     economy, llm = Economy(), announcement("verifier", {1: 20.0, 100: 120.0})
     for _ in range(100):
-        chosen = economy.choose(likely(0.01), BOUNDS, economy.price(llm, 500, 8), 0.0, NOBODY)
-        economy.learn(llm, chosen, [[9]], StepTimes(125.0, 120.0, 0.0, num_found=chosen.choice.num_rows - 100))
+        chosen = economy.choose(likely(0.01), BOUNDS, economy.price(llm, 500, 8), 0.0)
+        economy.learn(llm, chosen, NOBODY, [[9]], StepTimes(125.0, 120.0, 0.0, num_found=chosen.choice.num_rows - 100))
     assert economy.price(llm, 0, 0).verify.ms(1) == pytest.approx(20.0, rel=0.05)
 
 

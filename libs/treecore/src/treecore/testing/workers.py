@@ -3,6 +3,7 @@
 Knows the messages and the workers' promises (StateMissing, sessions, releases, blocks); no torch.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ from treecore.sprout import Drafting
 from treecore.testing.scripted import LanguageModel
 from treecore.tree import TokenTree
 from treecore.verify import answer_nodes
+
+_FORWARD_TURNS = 16  # of the event loop that an LLM takes; an SSM is faster
 
 
 @dataclass(slots=True)
@@ -157,6 +160,8 @@ class FakeVerifier(_FakeWorker):
         """Take steps from `bus`."""
 
         async def answer(body: bytes) -> bytes | None:
+            for _ in range(_FORWARD_TURNS):
+                await asyncio.sleep(0)
             return encode(self.step(decode(body, VerifyRequest)))
 
         await bus.subscribe(step_subject("verifier", self.worker_id), answer)

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _GRAMMAR_FAILED = "grammar_failed"
 _RELEASE_RETRY_S = 0.1
-_TURNS_TO_SEND = 2  # of the event loop, behind which questions and drafting ahead are on the wire
+_TURNS_TO_SEND = 2  # of the event loop, behind which a question is on the wire
 _SUSPECT = 2  # fruitless steps after which a request steps alone, so that it cannot take others with it
 _MAX_FRUITLESS = 3  # a worker that lost its state refuses once or twice; more is a request that can never be served
 
@@ -148,9 +148,9 @@ class Coordinator:
         found = await self._speculator.trees(turns, worker)
         drafted = perf_counter()
         trials = {turn.request_id: Trial(turn.request, turn.item, found.trees[turn.request_id]) for turn in turns}
-        beside_drafts = self._speculator.look_ahead(turns, worker, found.num_rows)
+        look_ahead = partial(self._speculator.look_ahead, turns, worker, found.num_rows)
         try:
-            reply = await self._ask(worker, [trial.question() for trial in trials.values()])
+            reply, beside_drafts = await self._ask(worker, [trial.question() for trial in trials.values()], look_ahead)
         except Unreachable:
             self._observer.on_retried("unreachable")
             return
@@ -168,15 +168,21 @@ class Coordinator:
         describe_step(record)
         self._observer.on_step(record)
 
-    async def _ask(self, worker: Worker, questions: Sequence[VerifyItem]) -> VerifyReply:
-        """The verifier's answer. While it is at work, what the last step taught is learned."""
+    async def _ask(
+        self, worker: Worker, questions: Sequence[VerifyItem], look_ahead: Callable[[], bool]
+    ) -> tuple[VerifyReply, bool]:
+        """The verifier's answer, and whether SSMs were at work beside it.
+
+        Meanwhile it is said what they do, and what the last step taught is learned.
+        """
         asking = asyncio.ensure_future(self._verifier.ask(worker, questions))
         try:
-            for _ in range(_TURNS_TO_SEND):
-                await asyncio.sleep(0)
+            await _send()
+            beside_drafts = look_ahead()
+            await _send()
             self._lesson()
             self._lesson = _nothing
-            return await asking
+            return await asking, beside_drafts
         finally:
             asking.cancel()
 
@@ -371,6 +377,12 @@ class Coordinator:
         """The workers will hear with the next message that the request holds nothing any more."""
         self._verifier.release(request_id)
         self._ssms.release(request_id)
+
+
+async def _send() -> None:
+    """Let go out what was asked."""
+    for _ in range(_TURNS_TO_SEND):
+        await asyncio.sleep(0)
 
 
 def _nothing() -> None:

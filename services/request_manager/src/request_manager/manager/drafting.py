@@ -131,6 +131,11 @@ class Drafter:
         return self._is_busy and not self._is_late
 
     @property
+    def owes_answer(self) -> bool:
+        """Whether something was asked for that was not collected."""
+        return self._in_flight is not None and not self._is_collected
+
+    @property
     def owes_release(self) -> bool:
         """Whether the worker may still hold requests that are over."""
         return bool(self._released) or self._is_busy
@@ -178,8 +183,9 @@ class Drafter:
     async def collect(self, deadline_s: float) -> Drafts:
         """What was asked for last, once, if it is there within `deadline_s`; if it is late, at once."""
         patience_s = 0.0 if self.is_late else deadline_s
-        if self._in_flight is None or self._is_collected or not await self._wait(patience_s):
+        if not self.owes_answer or not await self._wait(patience_s):
             return NOTHING
+        assert self._in_flight is not None
         self._is_collected = True
         return self._in_flight.result()
 

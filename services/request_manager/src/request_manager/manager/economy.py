@@ -63,14 +63,13 @@ class StepChoice:
     """The nodes of a step and what they were chosen from; what is learned from the step refers to it.
 
     path_p: fp64 [M], how likely each candidate was thought to be. price: of the step without a draft that is waited
-    for. drafted: for whom the candidates are.
+    for.
     """
 
     forest: Forest
     path_p: Probabilities
     choice: Choice
     price: StepPrice
-    drafted: DraftedFor
 
     @property
     def num_expected(self) -> float:
@@ -124,13 +123,11 @@ class Economy:
         """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
         return StepPrice(self._costs_of(self._verify, llm), self._other.value, other_rows, float(other_tokens))
 
-    def choose(
-        self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float, drafted: DraftedFor
-    ) -> StepChoice:
+    def choose(self, forest: Forest, bounds: Bounds, price: StepPrice, waited_ms: float) -> StepChoice:
         """The nodes that make this step pay best, which has waited so long already."""
         path_p = self._calibration.path_probabilities(forest)
         paid = replace(price, fixed_ms=price.fixed_ms + waited_ms)
-        return StepChoice(forest, path_p, choose(forest, path_p, bounds, paid), price, drafted)
+        return StepChoice(forest, path_p, choose(forest, path_p, bounds, paid), price)
 
     def growth_to_wait_for(self, price: StepPrice, ssms: Sequence[Announcement], wanted: Wanted) -> Growth | None:
         """What to have drafted before this step for those without candidates; None: verify their roots alone."""
@@ -159,13 +156,18 @@ class Economy:
         return BesideLlm(growth, patience_s, reads=pays or self._depth.would_wait(everybody))
 
     def learn(
-        self, llm: Announcement, chosen: StepChoice | None, committed: Sequence[Sequence[int]], times: StepTimes
+        self,
+        llm: Announcement,
+        chosen: StepChoice | None,
+        drafted: DraftedFor,
+        committed: Sequence[Sequence[int]],
+        times: StepTimes,
     ) -> None:
         """From a step that was committed. committed: per request of the forest, what the step brought it."""
         self._other.observe(max(0.0, times.total_ms - times.verify_ms - times.waited_ms))
         if chosen is None:
             return
-        forest, path_p, drafted = chosen.forest, chosen.path_p, chosen.drafted
+        forest, path_p = chosen.forest, chosen.path_p
         self._calibration.observe(forest, committed)
         verify, num_rows = self._costs_of(self._verify, llm), chosen.choice.num_rows - times.num_found
         verify.observe(num_rows, times.verify_ms)

@@ -14,7 +14,7 @@ from request_manager.manager.economy import DraftedFor, Economy, StepChoice, Ste
 from request_manager.manager.registry import Worker
 from request_manager.manager.request import Request
 from request_manager.manager.scheduler import DynamicTree, PlannedItem
-from request_manager.manager.ssm_pool import DraftCosts, DraftRound, SsmPool
+from request_manager.manager.ssm_pool import NO_DRAFTS, DraftCosts, DraftRound, SsmPool
 from request_manager.manager.step_record import Observer
 from treecore.accept import Accepted
 from treecore.choice import Bounds, StepPrice
@@ -149,7 +149,9 @@ class Speculator:
         """From a step that was committed."""
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
-        self.economy.learn(llm.announcement, step.chosen, [path.tokens for path in paths], times)
+        sets = step.drafted.waited, step.drafted.asked_ahead, step.drafted.ahead
+        drafted_for = DraftedFor(*[np.array([turn.request_id in ids for turn in step.turns]) for ids in sets])
+        self.economy.learn(llm.announcement, step.chosen, drafted_for, [path.tokens for path in paths], times)
         for is_ahead, drafts in ((False, step.drafted.round.costs), (True, step.drafted.costs_ahead)):
             for ssm, cost, other_ms in drafts:
                 self.economy.learn_draft(ssm, cost, other_ms, is_ahead=is_ahead)
@@ -213,6 +215,8 @@ class Speculator:
         return [turn for turn in turns if any(map(turn.can_have, ssms))]
 
     async def _draft(self, wishes: Sequence[DraftWish]) -> DraftRound:
+        if not wishes:
+            return NO_DRAFTS
         drafted = await self.ssms.draft(wishes, self.deadline_s)
         for wish in wishes:
             request_id = wish.request.request_id
@@ -234,9 +238,7 @@ class Speculator:
             np.array([shape.max_depth for shape in shapes]),
             self.max_rows,
         )
-        sets = drafted.waited, drafted.asked_ahead, drafted.ahead
-        drafted_for = DraftedFor(*[np.array([turn.request_id in ids for turn in dynamic]) for ids in sets])
-        return self.economy.choose(forest, bounds, price, drafted.waited_ms, drafted_for)
+        return self.economy.choose(forest, bounds, price, drafted.waited_ms)
 
 
 def _reads_for_later(turn: Turn) -> bool:

@@ -51,6 +51,9 @@ class DraftRound:
         return cls(trees, grown, times, tuple(costs))
 
 
+NO_DRAFTS = DraftRound({}, {}, ModelTimes(), ())
+
+
 class SsmPool:
     """Owns the drafters and the placement of requests on them."""
 
@@ -83,7 +86,9 @@ class SsmPool:
     async def collect(self, deadline_s: float) -> DraftRound:
         """What the SSMs drafted ahead, as far as it is there within `deadline_s`."""
         self._follow_registry()
-        drafters = list(self._drafters.values())
+        drafters = [drafter for drafter in self._drafters.values() if drafter.owes_answer]
+        if not drafters:  # and nobody else has his turn now, but while the LLM is at work
+            return NO_DRAFTS
         return DraftRound.of(drafters, await asyncio.gather(*[drafter.collect(deadline_s) for drafter in drafters]))
 
     def unread(self, wishes: Sequence[DraftWish]) -> dict[RequestId, int]:
