@@ -125,6 +125,24 @@ async def test_no_tree_is_asked_for_behind_a_prompt_that_the_ssm_has_yet_to_read
     assert max(brought) <= 64
 
 
+async def test_where_no_draft_pays_ssms_read_for_one_request_at_a_time() -> None:
+    """An SSM that shares the LLM's cores must not slow it down by reading what nobody will ask it for."""
+    read: set[RequestId] = set()
+
+    def rule(call: Call) -> Verdict:
+        if call.subject.startswith("ssm."):
+            read.update(item.request_id for item in decode(call.body, DraftRequest).items)
+        return Fate.DELIVER
+
+    dear = FakeVerifier(LLM, WorkerId("verifier"), "llm", FakeSize(forward_ms=20.0, row_ms=20.0))
+    async with running_stage(dear, ssm(1.0), policy=DYNAMIC) as stage:
+        stage.bus.rule = rule
+        running = asyncio.create_task(check(stage, *[generation(f"r{idx}", 150, max_tokens=99) for idx in range(4)]))
+        await stage.until(lambda: sum(step.num_requests == 4 for step in stage.recorder.steps) > 40)
+        assert len(read) == 1
+        await running
+
+
 # -- what is learned ------------------------------------------------------------------------------------------------
 
 BLOCKS = BlockUsage(1, 0, 0, 1, 16)

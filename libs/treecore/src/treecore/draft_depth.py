@@ -115,7 +115,7 @@ class DraftDepth:
         draft_ms = _draft_ms(offer)
         gains = self._gains(offer, draft_ms)
         depth = 1 + int(np.argmax(gains[1:]))
-        return _Considered(offer, depth, float(draft_ms[depth]), is_worth_it=gains[depth] > 0.0)
+        return _Considered(offer, depth, float(draft_ms[depth]), is_worth_it=bool(gains[depth] > 0.0))
 
     def _try(self, declined: _Considered, offer: DraftOffer) -> int:
         """The depth that was declined, if there is time to spend on it, else 0."""

@@ -65,6 +65,11 @@ class FakeSize:
     block_len: int = 8
     eos_token_ids: tuple[int, ...] = ()
     forward_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def ms(self, num_rows: int) -> float:
+        """What a forward is said to take."""
+        return self.forward_ms + self.row_ms * max(0, num_rows - 1) if self.forward_ms else 0.0
 
 
 @dataclass(slots=True)
@@ -105,7 +110,7 @@ class _FakeWorker:
             size.eos_token_ids,
             self.usage(),
             leaving,
-            costs=(ForwardCost(1, size.forward_ms),) if size.forward_ms else (),
+            costs=tuple(ForwardCost(rows, size.ms(rows)) for rows in (1, 2)) if size.forward_ms else (),
         )
 
     def _begin(self, session: str, released: Iterable[RequestId]) -> None:
@@ -173,7 +178,8 @@ class FakeVerifier(_FakeWorker):
         verified = tuple(answer for answer in answers if isinstance(answer, VerifiedItem))
         refused = tuple(answer for answer in answers if isinstance(answer, RefusedItem))
         manager = manager_of(request.session)
-        return VerifyReply(self.worker_id, verified, refused, self.size.forward_ms, 0.0, self.usage(), manager)
+        ms = self.size.ms(sum(len(item.tokens) + len(item.tree_tokens) for item in request.items))
+        return VerifyReply(self.worker_id, verified, refused, ms, 0.0, self.usage(), manager)
 
     def _verify(self, item: VerifyItem) -> VerifiedItem | RefusedItem:
         if np.any(item.tree_tokens >= self.model.vocab_size):

@@ -135,14 +135,12 @@ class Speculator:
         num_ahead = sum(map(self._may_draft_ahead, shaped))
         beside = self.economy.beside_llm(llm.announcement, self._ssms_of(shaped), len(shaped), num_ahead, num_rows)
         self._patience_s = min(self.deadline_s, beside.patience_s)
-        trees = [
-            DraftWish(turn.request, turn.item.end, growth=beside.growth if self._may_draft_ahead(turn) else None)
-            for turn in shaped
-            if turn.is_dynamic
-        ]
+        dynamic = [turn for turn in shaped if turn.is_dynamic]
+        growing = [turn for turn in dynamic if beside.growth is not None and self._may_draft_ahead(turn)]
+        trees = [DraftWish(turn.request, turn.item.end, growth=beside.growth) for turn in growing]
         prompts = [turn for turn in turns if _reads_for_later(turn) and (beside.reads or not turn.is_shaped)]
-        reading = [DraftWish(turn.request, turn.item.end) for turn in prompts]
-        self._asked_ahead = self.ssms.begin(trees, reading, len(trees) if beside.reads else _NUM_TRIED)
+        behind = dynamic if beside.reads else dynamic[:_NUM_TRIED]
+        self._asked_ahead = self.ssms.begin(trees, _to_read(prompts), _to_read(behind))
         return self.ssms.is_drafting
 
     def learn(self, step: StepTrees, llm: Worker, accepted: Mapping[RequestId, Accepted], times: StepTimes) -> None:
@@ -197,7 +195,7 @@ class Speculator:
 
     def _dynamic_wishes(self, bare: Sequence[Turn], price: StepPrice, num_dynamic: int) -> list[DraftWish]:
         """Drafts for those without candidates for whom an SSM could draft at once, if waiting pays."""
-        unread = self.ssms.unread([DraftWish(turn.request, turn.item.end) for turn in bare])
+        unread = self.ssms.unread(_to_read(bare))
         due = [turn for turn in bare if turn.request_id in unread]
         wanted = Wanted(
             num_dynamic, len(due), sum(unread.values()), max((len(turn.item.shape) for turn in due), default=0)
@@ -239,6 +237,10 @@ class Speculator:
             self.max_rows,
         )
         return self.economy.choose(forest, bounds, price, drafted.waited_ms)
+
+
+def _to_read(turns: Sequence[Turn]) -> list[DraftWish]:
+    return [DraftWish(turn.request, turn.item.end) for turn in turns]
 
 
 def _reads_for_later(turn: Turn) -> bool:

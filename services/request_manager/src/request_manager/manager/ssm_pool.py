@@ -100,19 +100,23 @@ class SsmPool:
                 found[request_id] = max(drafter.num_unread(wish), found.get(request_id, 0))
         return found
 
-    def begin(self, trees: Sequence[DraftWish], reading: Sequence[DraftWish], num_behind: int) -> frozenset[RequestId]:
-        """Have the SSMs draft, and read, while the LLM is at work; returns for whom one drafts.
+    def begin(
+        self, trees: Sequence[DraftWish], prompts: Sequence[DraftWish], behind: Sequence[DraftWish]
+    ) -> frozenset[RequestId]:
+        """Have the SSMs grow trees, and read, while the LLM is at work; returns for whom one drafts.
 
-        Where an SSM has yet to read the tokens of a tree it cannot grow it; it reads for num_behind of those.
+        An SSM that has yet to read the tokens of a tree cannot grow it; of `behind` it reads those that it has not.
         """
         asked: set[RequestId] = set()
-        prompts = {wish.request.request_id for wish in reading}
-        for drafter, share in self._lanes([*trees, *reading]):
-            due = [wish for wish in share if wish.request.request_id in prompts]
+        due = {wish.request.request_id for wish in prompts}
+        for drafter, share in self._lanes([*trees, *prompts, *behind]):
             growing = [wish for wish in share if wish.growth is not None and drafter.has_read(wish)]
-            behind = [wish for wish in share if wish.request.request_id not in prompts and not drafter.has_read(wish)]
-            unread = [DraftWish(wish.request, wish.end) for wish in behind[:num_behind]]
-            if drafter.begin([*growing, *due, *unread]):
+            reading = [
+                wish
+                for wish in share
+                if wish.growth is None and (wish.request.request_id in due or not drafter.has_read(wish))
+            ]
+            if drafter.begin([*growing, *reading]):
                 asked.update(wish.request.request_id for wish in growing)
         return frozenset(asked)
 
