@@ -127,6 +127,8 @@ class Forest:
 
     def trees(self, kept: NDArray[np.bool_]) -> tuple[TokenTree, ...]:
         """Each request's tree of the nodes kept, bool [M]: all roots, and with a node its parent."""
+        if len(self) == self.num_requests:
+            return tuple(map(TokenTree.of_root, self.tokens.tolist()))
         nodes = np.flatnonzero(kept)
         nodes = nodes[np.argsort(self.requests[nodes], kind="stable")]
         sizes = np.bincount(self.requests[nodes], minlength=self.num_requests)
