@@ -169,7 +169,7 @@ class Economy:
             return
         forest, path_p = chosen.forest, chosen.path_p
         self._calibration.observe(forest, committed)
-        verify, num_rows = self._costs_of(self._verify, llm), chosen.choice.num_rows - times.num_found
+        verify, num_rows = self._costs_of(self._verify, llm), max(1, chosen.choice.num_rows - times.num_found)
         verify.observe(num_rows, times.verify_ms)
         self._ahead.learn_forward(verify, num_rows, times.verify_ms, beside_drafts=times.beside_drafts)
         self._ahead.learn_drafts(forest, path_p, drafted.ahead, int(drafted.asked_ahead.sum()), times.late_ms)

@@ -115,7 +115,8 @@ class Speculator:
         """What each turn verifies; the root alone where nothing arrived in time or nothing pays."""
         dynamic = tuple(turn for turn in turns if turn.is_dynamic)
         others = [turn for turn in turns if not turn.is_dynamic]
-        price = self.economy.price(llm.announcement, sum(turn.num_rows for turn in others), len(others))
+        num_other_rows = sum(turn.num_rows for turn in turns) - len(dynamic)
+        price = self.economy.price(llm.announcement, num_other_rows, len(others))
         drafted = await self._drafted(dynamic, others, price)
         trees = {turn.request_id: self._static(turn, drafted.round) for turn in others}
         num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
