@@ -163,7 +163,7 @@ def likely(p: float) -> Forest:
 
 
 ONE, NONE = np.array([True]), np.array([False])
-NOBODY = DraftedFor(NONE, NONE, NONE)
+NOBODY = DraftedFor((), NONE, NONE, NONE)
 BOUNDS = Bounds(32, 8, 512)
 
 
@@ -273,6 +273,23 @@ def test_rows_that_the_llm_had_in_its_cache_are_not_what_its_time_went_into() ->
         chosen = economy.choose(likely(0.01), BOUNDS, economy.price(llm, 500, 8), 0.0)
         economy.learn(llm, chosen, NOBODY, [[9]], StepTimes(125.0, 120.0, 0.0, num_found=chosen.choice.num_rows - 100))
     assert economy.price(llm, 0, 0).verify.ms(1) == pytest.approx(20.0, rel=0.05)
+
+
+def test_what_slow_ssms_cost_is_not_held_against_others() -> None:
+    """An SSM beside which the LLM crawls, and one that it does not notice: only the second one drafts ahead."""
+    economy, llm = Economy(), announcement("verifier", {1: 25.0})
+    slow, quick = announcement("slow", {1: 4.0}), announcement("quick", {1: 4.0})
+    for _ in range(100):
+        for ssm, beside_ms in ((slow, 100.0), (quick, 25.0)):
+            chosen = economy.choose(likely(0.4), BOUNDS, economy.price(llm, 0, 0), 0.0)
+            drafted, hit = DraftedFor([ssm], NONE, ONE, ONE), int(chosen.forest.tokens[1])
+            for ms, beside in ((beside_ms, True), (25.0, False)):
+                economy.learn(llm, chosen, drafted, [[hit, 9]], StepTimes(ms + 2.0, ms, 0.0, beside_drafts=beside))
+    asked = [
+        sum(economy.beside_llm(llm, [ssm], 1, 1, 1).growth is not None for _ in range(64)) for ssm in (slow, quick)
+    ]
+    assert asked[0] < 8
+    assert asked[0] < asked[1]
 
 
 def test_what_is_drafted_ahead_fits_into_the_verification() -> None:

@@ -3,6 +3,7 @@
 Owns what was learned of the LLM, the SSMs and the bus; it outlives every worker. Must not know requests or links.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,12 +35,13 @@ _SPARE = 0.85  # of a verification: a draft that comes late costs more than its 
 
 @dataclass(frozen=True, slots=True)
 class DraftedFor:
-    """For whom a step's candidates were drafted, each bool [R].
+    """By which SSMs, and for whom (each bool [R]), a step's candidates were drafted.
 
     waited: who waited for them in this step. asked_ahead: for whom SSMs were asked during the last one; ahead: who has
     candidates of those.
     """
 
+    ssms: Sequence[Announcement]
     waited: NDArray[np.bool_]
     asked_ahead: NDArray[np.bool_]
     ahead: NDArray[np.bool_]
@@ -106,18 +108,25 @@ class Wanted:
     max_depth: int
 
 
+class _Experience:
+    """With the drafts of certain SSMs: a slow one makes none of those dear that are made without it."""
+
+    def __init__(self) -> None:
+        self.depth = DraftDepth()
+        self.ahead = DraftingAhead()
+
+
 class Economy:
     """Chooses by what it has learned. One for all requests of a verifier group."""
 
     def __init__(self) -> None:
         self._calibration = Calibration()
-        self._depth = DraftDepth()
+        self._experience: dict[frozenset[str], _Experience] = defaultdict(_Experience)
         self._verify: dict[str, ForwardCosts] = {}
         self._draft: dict[str, ForwardCosts] = {}
         self._draft_ahead: dict[str, ForwardCosts] = {}  # beside the LLM, which may share its cores
         self._other = Typical(_OTHER_MS)
         self._wait, self._wait_ahead = Typical(_WAIT_MS), Typical(_WAIT_MS)
-        self._ahead = DraftingAhead()
 
     def price(self, llm: Announcement, other_rows: int, other_tokens: int) -> StepPrice:
         """Of a step that waits for no draft; other_rows: all but the roots and nodes of trees that are chosen."""
@@ -134,7 +143,7 @@ class Economy:
         if not ssms or not wanted.num_waiting:
             return None
         offer = self._offer(price, ssms, wanted)
-        depth = self._depth.best(offer)
+        depth = self._with(ssms).depth.best(offer)
         return Growth(depth, offer.width, _NUM_CHILDREN, _MAX_NODES) if depth else None
 
     def beside_llm(
@@ -146,14 +155,14 @@ class Economy:
         """
         if not ssms or not num_dynamic:
             return BesideLlm(None, 0.0, reads=False)
-        price, growth, pays = self.price(llm, 0, 0), None, False
+        known, price, growth, pays = self._with(ssms), self.price(llm, 0, 0), None, False
         if num_ahead:
-            pays = self._ahead.pays(price, num_ahead)
-            if self._ahead.is_due(pays=pays):
+            pays = known.ahead.pays(price, num_ahead)
+            if known.ahead.is_due(pays=pays):
                 growth = self._growth_ahead(ssms, num_ahead, price.verify.ms(num_rows))
-        patience_s = self._ahead.patience_ms(price, num_ahead) / 1e3 if growth else 0.0
+        patience_s = known.ahead.patience_ms(price, num_ahead) / 1e3 if growth else 0.0
         everybody = self._offer(price, ssms, Wanted(num_dynamic, num_dynamic, num_dynamic, _MAX_FORWARDS))
-        return BesideLlm(growth, patience_s, reads=pays or self._depth.would_wait(everybody))
+        return BesideLlm(growth, patience_s, reads=pays or known.depth.would_wait(everybody))
 
     def learn(
         self,
@@ -167,15 +176,15 @@ class Economy:
         self._other.observe(max(0.0, times.total_ms - times.verify_ms - times.waited_ms))
         if chosen is None:
             return
-        forest, path_p = chosen.forest, chosen.path_p
+        forest, path_p, known = chosen.forest, chosen.path_p, self._with(drafted.ssms)
         self._calibration.observe(forest, committed)
         verify, num_rows = self._costs_of(self._verify, llm), max(1, chosen.choice.num_rows - times.num_found)
         verify.observe(num_rows, times.verify_ms)
-        self._ahead.learn_forward(verify, num_rows, times.verify_ms, beside_drafts=times.beside_drafts)
-        self._ahead.learn_drafts(forest, path_p, drafted.ahead, int(drafted.asked_ahead.sum()), times.late_ms)
-        self._depth.observe(forest, path_p, drafted.waited)
+        known.ahead.learn_forward(verify, num_rows, times.verify_ms, beside_drafts=times.beside_drafts)
+        known.ahead.learn_drafts(forest, path_p, drafted.ahead, int(drafted.asked_ahead.sum()), times.late_ms)
+        known.depth.observe(forest, path_p, drafted.waited)
         price = replace(chosen.price, num_other_rows=chosen.price.num_other_rows - times.num_found)
-        self._depth.on_step(forest.num_requests, sum(map(len, committed)), times.total_ms, price)
+        known.depth.on_step(forest.num_requests, sum(map(len, committed)), times.total_ms, price)
 
     def learn_draft(self, ssm: str, cost: ForwardCost, other_ms: float, *, is_ahead: bool) -> None:
         """What a forward of that SSM cost, beside the LLM's or not, and all else until its answer was there."""
@@ -190,6 +199,9 @@ class Economy:
             yield "verify", name, costs
         for name, costs in self._draft.items():
             yield "draft", name, costs
+
+    def _with(self, ssms: Sequence[Announcement]) -> _Experience:
+        return self._experience[frozenset(ssm.name for ssm in ssms)]
 
     def _offer(self, price: StepPrice, ssms: Sequence[Announcement], wanted: Wanted) -> DraftOffer:
         draft = self._slowest(self._draft, ssms)

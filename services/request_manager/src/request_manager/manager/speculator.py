@@ -87,11 +87,12 @@ class Drafted:
 class StepTrees:
     """Trees by request, and how they came about. turns: of the dynamic ones, in the order of `chosen.forest`.
 
-    num_rows: of the LLM's forward.
+    ssms: that could draft for those. num_rows: of the LLM's forward.
     """
 
     trees: dict[RequestId, TokenTree]
     turns: tuple[Turn, ...]
+    ssms: tuple[Announcement, ...]
     chosen: StepChoice | None
     drafted: Drafted
     num_rows: int
@@ -117,15 +118,16 @@ class Speculator:
         others = [turn for turn in turns if not turn.is_dynamic]
         num_other_rows = sum(turn.num_rows for turn in turns) - len(dynamic)
         price = self.economy.price(llm.announcement, num_other_rows, len(others))
-        drafted = await self._drafted(dynamic, others, price)
+        ssms = self._ssms_of(dynamic)
+        drafted = await self._drafted(dynamic, others, price, ssms)
         trees = {turn.request_id: self._static(turn, drafted.round) for turn in others}
         num_rows = price.num_other_rows + sum(len(tree) - 1 for tree in trees.values())
         if not dynamic:
-            return StepTrees(trees, (), None, drafted, num_rows)
+            return StepTrees(trees, (), (), None, drafted, num_rows)
         chosen = self._choose(dynamic, drafted, replace(price, num_other_rows=num_rows))
         for turn, tree in zip(dynamic, chosen.forest.trees(chosen.choice.kept), strict=True):
             trees[turn.request_id] = tree
-        return StepTrees(trees, dynamic, chosen, drafted, chosen.choice.num_rows)
+        return StepTrees(trees, dynamic, ssms, chosen, drafted, chosen.choice.num_rows)
 
     def look_ahead(self, turns: Sequence[Turn], llm: Worker, num_rows: int) -> bool:
         """While the LLM is at work on `num_rows`, have the SSMs draft on, and read the prompts that it reads.
@@ -149,7 +151,9 @@ class Speculator:
         nothing = Accepted((), ())
         paths = [accepted.get(turn.request_id, nothing) for turn in step.turns]
         sets = step.drafted.waited, step.drafted.asked_ahead, step.drafted.ahead
-        drafted_for = DraftedFor(*[np.array([turn.request_id in ids for turn in step.turns]) for ids in sets])
+        drafted_for = DraftedFor(
+            step.ssms, *[np.array([turn.request_id in ids for turn in step.turns]) for ids in sets]
+        )
         self.economy.learn(llm.announcement, step.chosen, drafted_for, [path.tokens for path in paths], times)
         for is_ahead, drafts in ((False, step.drafted.round.costs), (True, step.drafted.costs_ahead)):
             for ssm, cost, other_ms in drafts:
@@ -161,7 +165,9 @@ class Speculator:
         wanted = turn.request.generation.draft_ahead
         return self.drafts_ahead if wanted is None else wanted
 
-    async def _drafted(self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice) -> Drafted:
+    async def _drafted(
+        self, dynamic: Sequence[Turn], others: Sequence[Turn], price: StepPrice, ssms: Sequence[Announcement]
+    ) -> Drafted:
         """What was drafted ahead; and where that is nothing, or no use, what is drafted now."""
         started = perf_counter()
         is_hidden = not self.ssms.is_drafting
@@ -169,7 +175,7 @@ class Speculator:
         late_ms = (perf_counter() - started) * 1e3
         ahead = frozenset(request_id for request_id, drafts in candidates.items() if any(map(len, drafts)))
         bare = self._draftable([turn for turn in dynamic if turn.request_id not in ahead])
-        wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, len(dynamic))
+        wishes = self._static_wishes(others) + self._dynamic_wishes(bare, price, ssms, len(dynamic))
         found = await self._draft(wishes)
         candidates |= {request_id: [grown.draft for grown in drafts] for request_id, drafts in found.grown.items()}
         waited = frozenset(wish.request.request_id for wish in wishes)
@@ -194,19 +200,21 @@ class Speculator:
             if not isinstance(turn.item.shape, DynamicTree) and turn.item.shape
         ]
 
-    def _dynamic_wishes(self, bare: Sequence[Turn], price: StepPrice, num_dynamic: int) -> list[DraftWish]:
+    def _dynamic_wishes(
+        self, bare: Sequence[Turn], price: StepPrice, ssms: Sequence[Announcement], num_dynamic: int
+    ) -> list[DraftWish]:
         """Drafts for those without candidates for whom an SSM could draft at once, if waiting pays."""
         unread = self.ssms.unread(_to_read(bare))
         due = [turn for turn in bare if turn.request_id in unread]
         wanted = Wanted(
             num_dynamic, len(due), sum(unread.values()), max((len(turn.item.shape) for turn in due), default=0)
         )
-        growth = self.economy.growth_to_wait_for(price, self._ssms_of(due), wanted)
+        growth = self.economy.growth_to_wait_for(price, ssms, wanted)
         return [] if growth is None else [DraftWish(turn.request, turn.item.end, growth=growth) for turn in due]
 
-    def _ssms_of(self, turns: Sequence[Turn]) -> list[Announcement]:
+    def _ssms_of(self, turns: Sequence[Turn]) -> tuple[Announcement, ...]:
         """Those that can draft for one of the requests at least."""
-        return [ssm for ssm in self.ssms.live() if any(turn.can_have(ssm) for turn in turns)]
+        return tuple(ssm for ssm in self.ssms.live() if any(turn.can_have(ssm) for turn in turns))
 
     def _draftable(self, turns: Sequence[Turn]) -> list[Turn]:
         """Those that some SSM can draft for; the others' trees say nothing of what drafts are worth."""
