@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from treecore.messages import ForwardCost
 
 Ms = NDArray[np.float64]
-Rows = int | NDArray[np.int64]
+Rows = int | NDArray[np.int64] | NDArray[np.float64]
 
 _WINDOW = 64  # half of it must change before an estimate follows: 32 stalls go unnoticed, 33 are the new normal
 _FITS_A_WINDOW = 16  # a fit takes as long as merging a step's drafts
@@ -45,7 +45,7 @@ class ForwardCosts:
     @overload
     def ms(self, num_rows: int) -> float: ...
     @overload
-    def ms(self, num_rows: NDArray[np.int64]) -> Ms: ...
+    def ms(self, num_rows: NDArray[np.int64] | NDArray[np.float64]) -> Ms: ...
     def ms(self, num_rows: Rows) -> float | Ms:
         """Of one forward over so many rows."""
         if not isinstance(num_rows, int):

@@ -27,7 +27,7 @@ class DraftOffer:
 
     price: of the step without waiting. draft: an SSM's forward, over `width` rows for each waiting request; wait_ms:
     what waiting costs beside (bus). Of num_requests, num_waiting have no candidates and would get them, up to max_depth
-    deep and max_nodes large (the root included); the SSM's first forward reads the num_unread last tokens of theirs.
+    deep; the SSM's first forward reads the num_unread last tokens of theirs.
     """
 
     price: StepPrice
@@ -38,7 +38,6 @@ class DraftOffer:
     num_waiting: int
     num_unread: int
     max_depth: int
-    max_nodes: int
 
 
 @dataclass(slots=True)
@@ -77,9 +76,10 @@ class DraftDepth:
 
     def observe(self, forest: Forest, path_p: Probabilities, waited: NDArray[np.bool_]) -> None:
         """All candidates of a step. waited: bool [R], the requests whose drafts were waited for; none came to none."""
-        if waited.any():
+        num_waited = int(waited.sum())
+        if num_waited:
             self._declined = self._foreseen = None
-            self._worth.observe(forest, path_p, waited, int(waited.sum()), len(forest.levels) or DEEPEST)
+        self._worth.observe(forest, path_p, waited, num_waited, len(forest.levels) or DEEPEST)
 
     def on_step(self, num_requests: int, num_tokens: int, ms: float, price: StepPrice) -> None:
         """A step of `ms` committed so many tokens. price: what it would have cost without a draft."""
@@ -129,8 +129,7 @@ class DraftDepth:
         """Tokens that drafts of 0, 1, .. forwards bring, less what their time brings elsewhere."""
         rate = max(1.0, self._speedup) * offer.price.usual_rate(offer.num_requests)
         depth = min(offer.max_depth, DEEPEST)
-        gains = self._worth.gains(offer.price, rate, offer.num_requests, offer.num_waiting, depth, offer.max_nodes)
-        return gains - rate * draft_ms
+        return self._worth.gains(offer.price, rate, offer.num_requests, offer.num_waiting, depth) - rate * draft_ms
 
 
 def forwards_within(ms: float, draft: ForwardCosts, num_rows: int, most: int) -> int:

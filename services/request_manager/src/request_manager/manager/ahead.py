@@ -19,7 +19,6 @@ _LEAST_GAIN = 0.03  # tokens a request and step, wherever the drafts may come fr
 _WINDOW = 64  # forwards that are remembered
 _LEAST_MS = 1e-3  # less is nothing
 _NEW = 0.05  # weight of the latest wait
-_NUM_NODES = 32  # of a draft, those that are looked at
 _PATIENCE = 0.5  # of a verification, at most
 _PAUSE_EVERY = 32  # steps after which the LLM runs alone for once, to see how fast it is then
 _PROBE_EVERY = 16  # steps after which drafts that do not pay are tried ...
@@ -72,14 +71,14 @@ class DraftingAhead:
 
         drafted: bool [R], where some is left of what they made.
         """
+        self._worth.observe(forest, path_p, drafted, num_asked, DEEPEST)
         if num_asked:
-            self._worth.observe(forest, path_p, drafted, num_asked, DEEPEST)
             self._late_ms += _NEW * (late_ms - self._late_ms)
 
     def _gain(self, price: StepPrice, num_requests: int) -> float:
         """Tokens a request and step, less what their rows' time brings elsewhere."""
         rate = price.usual_rate(num_requests)
-        return float(self._worth.gains(price, rate, num_requests, num_requests, DEEPEST, _NUM_NODES)[-1]) / num_requests
+        return float(self._worth.gains(price, rate, num_requests, num_requests, DEEPEST)[-1]) / num_requests
 
 
 def _pace(verify: ForwardCosts, forwards: Collection[tuple[int, float]]) -> float:

@@ -214,7 +214,6 @@ class Economy:
             wanted.num_waiting,
             wanted.num_unread,
             min(wanted.max_depth, _MAX_FORWARDS),
-            _MAX_NODES,
         )
 
     def _growth_ahead(self, ssms: Sequence[Announcement], num_requests: int, verify_ms: float) -> Growth:
