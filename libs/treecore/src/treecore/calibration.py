@@ -86,9 +86,9 @@ class Calibration:
         joined = np.clip(np.multiply.reduceat(1.0 + placed, forest.starts) - 1.0, *_ODDS)
         shares = np.searchsorted(_EDGES, np.log(joined / (1.0 + joined)))
         agreements = _agreements(forest) * _NUM_BINS + shares
-        of_agreement = self._by_agreement.factors(_NUM_SSMS**2 * _NUM_BINS)
-        of_agreement[:_NUM_BINS] = 1.0  # who looked alone agrees with nobody
-        return _Judgement(bins, places, claimed, scored, agreements, joined, joined * of_agreement[agreements])
+        of_agreement = self._by_agreement.factors(_NUM_SSMS**2 * _NUM_BINS)[agreements]
+        of_agreement[agreements < _NUM_BINS] = 1.0  # who looked alone agrees with nobody
+        return _Judgement(bins, places, claimed, scored, agreements, joined, joined * of_agreement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,15 @@ class _Corrections:
 
     def __init__(self) -> None:
         self._sums = np.zeros((4, 0))  # by cell: hits, misses, and both as predicted
+        self._factors: Odds = np.zeros(0)  # that follow from them: asked for in a step, learned behind it
 
     def factors(self, num_cells: int) -> Odds:
-        """What to multiply odds with, fp64 [num_cells]."""
+        """What to multiply odds with, fp64 [num_cells at least]."""
         missing = num_cells - self._sums.shape[1]
         if missing > 0:
             self._sums = np.pad(self._sums, ((0, 0), (0, missing)))
-        hits, misses, likely, unlikely = self._sums + _DOUBT * self._rates()
-        factors: Odds = hits * unlikely / (misses * likely)
-        return factors
+            self._factors = self._found()
+        return self._factors
 
     def learn(self, cells: Places, is_hit: Seen, odds: Odds) -> None:
         """Cells [n] predicted these odds, and this came of it."""
@@ -126,6 +126,12 @@ class _Corrections:
         self._sums *= np.exp(np.bincount(cells, minlength=num_cells) / -_MEMORY)
         for row, weights in enumerate((is_hit, ~is_hit, p, 1.0 - p)):
             self._sums[row] += np.bincount(cells, weights, num_cells)
+        self._factors = self._found()
+
+    def _found(self) -> Odds:
+        hits, misses, likely, unlikely = self._sums + _DOUBT * self._rates()
+        factors: Odds = hits * unlikely / (misses * likely)
+        return factors
 
     def _rates(self) -> Odds:
         """What one observation is expected to add: the mean prediction of its cell, fp64 [4, num_cells]."""
