@@ -33,7 +33,7 @@ def drafted(
     return forest, share ** forest.depths.astype(np.float64), np.arange(len(batch)) < num_requests
 
 
-def after(share: float, count: int = 100, **kwargs: int) -> DraftDepth:
+def after(share: float, count: int = 60, **kwargs: int) -> DraftDepth:
     """Having seen drafts of that worth."""
     depth = DraftDepth()
     for _ in range(count):
@@ -44,9 +44,9 @@ def after(share: float, count: int = 100, **kwargs: int) -> DraftDepth:
 def by_hand(share: float, draft_ms: float) -> int:
     """The depth with the most tokens - rate * ms, rate that of roots alone, for OFFER with drafts as in `drafted`.
 
-    Of a chance that was seen in 14 drafts a standard error more is hoped for.
+    Of a chance that was seen in 10 drafts a standard error more is hoped for.
     """
-    rate, hope = 1 / 25.0, 1.0 + 0.5 * 0.07**0.5
+    rate, hope = 1 / 25.0, 1.0 + 0.5 * 0.1**0.5
     gains = [
         1.0
         + hope * sum(share**level for level in range(1, depth + 1))
@@ -106,7 +106,7 @@ def test_depths_that_were_not_drafted_keep_their_worth() -> None:
 def test_drafts_that_come_to_nothing_are_not_waited_for() -> None:
     """An SSM of repeats has nothing to say where nothing repeats: that is worth nothing, and soon known."""
     depth = after(0.9)
-    for _ in range(60):
+    for _ in range(30):
         depth.observe(merge_drafts([0], [[]]), np.ones(1), np.array([True]))
     assert after(0.9).best(OFFER) > 0 == depth.best(OFFER)
 

@@ -31,7 +31,7 @@ def seen(*drafts: list[float], count: int = 200) -> DraftWorth:
 @pytest.mark.parametrize("row_ms", [0.0, 2.0, 5.0, 9.0])
 def test_nodes_are_verified_where_they_bring_more_than_their_row(row_ms: float) -> None:
     """Drafts of one sure node or one unlikely one: of half of them the node is verified, where rows are dear."""
-    rate, hope = 1 / 20.0, 1.0 + 0.5 * 0.07**0.5
+    rate, hope = 1 / 20.0, 1.0 + 0.5 * 0.1**0.5
     by_hand = sum(max(0.0, hope * p - rate * row_ms) for p in (0.95, 0.15)) / 2
     worth = seen([0.95], [0.15])
     found = [worth.gains(price(row_ms), rate, 1, 1, depth) for depth in (0, 1, 16)]

@@ -14,7 +14,7 @@ DEEPEST = 16
 
 _EDGES = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1, 0.08, 0.06, 0.04, 0.02])  # of path_p
 _NUM_BINS = len(_EDGES) + 1  # the likeliest first
-_NEW = 0.07  # weight of the latest draft; one says little
+_NEW = 0.1  # weight of the latest draft; one says little
 _NUM_BEFORE = 4.0  # drafts that the guess before any counts as much as
 _HOPE = 0.5  # of what drafts are worth, over the root of how many were seen
 _FADING = 0.003  # part of those that is forgotten in a step without

@@ -58,7 +58,7 @@ class _Books:
 
 @dataclass(frozen=True, slots=True)
 class FakeSize:
-    """How large a fake worker is, and how long its forwards seem to take, whatever their rows."""
+    """How large a fake worker is, and how long its forwards seem to take: the first row, each other."""
 
     context_len: int = 4096
     num_blocks: int = 1024

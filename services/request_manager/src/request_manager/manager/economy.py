@@ -161,8 +161,9 @@ class Economy:
             if known.ahead.is_due(pays=pays):
                 growth = self._growth_ahead(ssms, num_ahead, price.verify.ms(num_rows))
         patience_s = known.ahead.patience_ms(price, num_ahead) / 1e3 if growth else 0.0
-        everybody = self._offer(price, ssms, Wanted(num_dynamic, num_dynamic, num_dynamic, _MAX_FORWARDS))
-        return BesideLlm(growth, patience_s, reads=pays or known.depth.would_wait(everybody))
+        everybody = Wanted(num_dynamic, num_dynamic, num_dynamic, _MAX_FORWARDS)
+        reads = pays or known.depth.would_wait(self._offer(price, ssms, everybody))
+        return BesideLlm(growth, patience_s, reads)
 
     def learn(
         self,
