@@ -1,6 +1,7 @@
 """Drafts of a batch, merged: the union of their sequences with every proposal, trees of what is kept, re-rooting."""
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -41,6 +42,8 @@ batches = st.lists(
     st.tuples(drafts(7), drafts(300)).map(list) | drafts(7).map(lambda one: [one]) | st.just([]), min_size=1
 )
 
+ways = st.sampled_from([0, 1000])  # all entries at once, or one by one
+
 
 def proposals_of(draft: ScoredDraft) -> dict[Path, tuple[int, int, float]]:
     """By path (ssm_idx, rank, score), one entry after the other: the oracle."""
@@ -55,9 +58,10 @@ def proposals_of(draft: ScoredDraft) -> dict[Path, tuple[int, int, float]]:
     return found
 
 
-def merged(batch: list[list[ScoredDraft]]) -> Forest:
+def merged(batch: list[list[ScoredDraft]], few: int = forest_module._FEW) -> Forest:
     """The batch under roots 50, 51, ..."""
-    return merge_drafts(list(range(50, 50 + len(batch))), batch)
+    with patch.object(forest_module, "_FEW", few):
+        return merge_drafts(list(range(50, 50 + len(batch))), batch)
 
 
 def paths_of(forest: Forest) -> list[tuple[int, Path]]:
@@ -69,10 +73,10 @@ def paths_of(forest: Forest) -> list[tuple[int, Path]]:
     return known
 
 
-@given(batches)
-def test_the_forest_is_the_union_and_keeps_every_proposal(batch: list[list[ScoredDraft]]) -> None:
+@given(batches, ways)
+def test_the_forest_is_the_union_and_keeps_every_proposal(batch: list[list[ScoredDraft]], few: int) -> None:
     """Definition 3.2 for each request: no sequence lost, added or doubled, and each keeps who proposed it and how."""
-    forest = merged(batch)
+    forest = merged(batch, few)
     paths = paths_of(forest)
     expected = {(request, path) for request, own in enumerate(batch) for one in own for path in proposals_of(one)}
     assert set(paths[len(batch) :]) == expected
@@ -86,10 +90,10 @@ def test_the_forest_is_the_union_and_keeps_every_proposal(batch: list[list[Score
             assert tries[request, path] == [proposals_of(one)[path] for one in own if path in proposals_of(one)]
 
 
-@given(batches)
-def test_nodes_stand_level_by_level(batch: list[list[ScoredDraft]]) -> None:
+@given(batches, ways)
+def test_nodes_stand_level_by_level(batch: list[list[ScoredDraft]], few: int) -> None:
     """Depths, requests, levels and first proposals say what parents say."""
-    forest = merged(batch)
+    forest = merged(batch, few)
     paths = paths_of(forest)
     assert forest.depths.tolist() == [len(path) for _, path in paths]
     assert forest.requests.tolist() == [request for request, _ in paths]
@@ -169,7 +173,7 @@ def test_paths_that_have_the_same_code_are_told_apart(monkeypatch: pytest.Monkey
         return mixed(values, salt) if salt > 2 else np.zeros(len(values), np.uint64)
 
     monkeypatch.setattr(forest_module, "_mixed", colliding)
-    assert sorted(paths_of(merged(batch))) == expected
+    assert sorted(paths_of(merged(batch, few=0))) == expected
     assert max(salts) == 3
 
 

@@ -251,6 +251,16 @@ def test_the_llm_is_not_slowed_down_by_being_dearer_than_was_known() -> None:
     assert num_asked(ahead, FLAT) >= 60
 
 
+def test_a_slow_minute_of_the_machine_is_not_what_drafts_ahead_cost() -> None:
+    """Forwards beside drafts that fell into it are held against those alone that did, not against later ones."""
+    ahead = ahead_after(0.4)
+    for step in range(200):
+        ahead.learn_forward(FLAT, 1, 50.0, beside_drafts=step % 32 != 0)
+    for _ in range(200):
+        ahead.learn_forward(FLAT, 1, 25.0, beside_drafts=False)
+    assert num_asked(ahead, FLAT) >= 60
+
+
 def test_what_drafts_ahead_are_worth_holds_for_any_load() -> None:
     """Where every row costs its full price they do not pay; they do again as soon as that is over."""
     ahead = ahead_after(0.6)

@@ -20,6 +20,7 @@ Places = NDArray[np.int64]
 Codes = NDArray[np.uint64]
 
 _BASE = 0xD6E8FEB86659FD93  # any odd number
+_FEW = 64  # entries that are placed one by one in less time than a dozen passes over arrays take
 
 USUAL_RATES = np.array([0.48, 0.13, 0.065, 0.04, 0.035, 0.02, 0.015, 0.01])
 """Chance that the n-th best child is the LLM's token, as long as nothing is known (architecture section 4, coupled)."""
@@ -158,7 +159,7 @@ def merge_drafts(roots: Sequence[int], drafts: Sequence[Sequence[ScoredDraft]]) 
     if not any(map(len, chain.from_iterable(drafts))):
         return _of_roots(roots)
     R, entries = len(roots), _entries(drafts)
-    nodes, order, ends = _placed(entries, R)
+    nodes, order, ends = (_placed_singly if len(entries.tokens) <= _FEW else _placed)(entries, R)
     tries = Tries(nodes[order], entries.ssms[order], entries.ranks()[order], entries.filled_scores()[order])
     starts = np.searchsorted(tries.nodes, np.arange(R, ends[-1]))
     first = order[starts]
@@ -278,6 +279,26 @@ def _placed(entries: _Entries, num_roots: int, salt: int = 1) -> tuple[Places, P
     if (above[order] != above[first][places]).any() or (entries.tokens[order] != entries.tokens[first][places]).any():
         return _placed(entries, num_roots, salt + 1)
     return nodes, order, (num_roots + np.cumsum(np.bincount(depths[first]))).tolist()
+
+
+def _placed_singly(entries: _Entries, num_roots: int) -> tuple[Places, Places, list[int]]:
+    """What `_placed` says, but for the order of nodes in a level."""
+    known: dict[tuple[int, int], int] = {}  # (node above, or -1 - request; token) -> node, as they come
+    found: list[int] = []
+    depths: list[int] = []
+    for parent, token, request in zip(
+        entries.parents.tolist(), entries.tokens.tolist(), entries.requests.tolist(), strict=True
+    ):
+        above = found[parent] if parent >= 0 else -1 - request
+        node = known.setdefault((above, token), len(depths))
+        if node == len(depths):
+            depths.append(depths[above] + 1 if parent >= 0 else 1)
+        found.append(node)
+    by_depth = np.argsort(depths, kind="stable")
+    places = np.empty(len(depths), np.int64)
+    places[by_depth] = np.arange(len(depths))
+    nodes = num_roots + places[found]
+    return nodes, np.argsort(nodes, kind="stable"), (num_roots + np.cumsum(np.bincount(depths))).tolist()
 
 
 def _mixed(values: Places, salt: int) -> Codes:

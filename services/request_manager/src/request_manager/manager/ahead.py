@@ -5,7 +5,7 @@ Must not know requests or links. Mutable: one owner.
 """
 
 from collections import deque
-from collections.abc import Collection
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from treecore.draft_worth import DEEPEST, DraftWorth
 from treecore.forest import Forest
 
 _LEAST_GAIN = 0.03  # tokens a request and step, wherever the drafts may come from
-_WINDOW = 64  # forwards that are remembered
+_NUM_BEFORE, _NUM_CHANGES = 4, 16  # forwards that one is compared with; comparisons that are remembered
 _LEAST_MS = 1e-3  # less is nothing
 _NEW = 0.05  # weight of the latest wait
 _PATIENCE = 0.5  # of a verification, at most
@@ -31,15 +31,14 @@ class DraftingAhead:
     def __init__(self) -> None:
         self._worth = DraftWorth()
         self._late_ms = 0.0  # a step's wait for what was not there in time
-        self._forwards = {beside: deque[tuple[int, float]](maxlen=_WINDOW) for beside in (True, False)}
-        self._slowdown = 0.0  # of the LLM, beside drafts
+        self._slowdown = _Slowdown()
         self._num_steps = 0
         self._probe_every = _PROBE_EVERY
 
     def pays(self, price: StepPrice, num_requests: int) -> bool:
         """Whether drafts for so many requests bring more than they cost."""
         rate, verify_ms = price.usual_rate(num_requests), price.verify.ms(num_requests)
-        lost = rate * (self._slowdown * verify_ms + self._late_ms)
+        lost = rate * (self._slowdown.value * verify_ms + self._late_ms)
         return self._gain(price, num_requests) * num_requests > max(_LEAST_GAIN * num_requests, lost)
 
     def is_due(self, *, pays: bool) -> bool:
@@ -59,10 +58,7 @@ class DraftingAhead:
 
     def learn_forward(self, verify: ForwardCosts, num_rows: int, ms: float, *, beside_drafts: bool) -> None:
         """A forward of the LLM over so many rows took so long, while SSMs were at work or not."""
-        self._forwards[beside_drafts].append((num_rows, max(ms, _LEAST_MS)))
-        if all(self._forwards.values()):
-            beside, alone = (_pace(verify, self._forwards[beside]) for beside in (True, False))
-            self._slowdown = max(0.0, beside / alone - 1.0)
+        self._slowdown.observe(verify, num_rows, max(ms, _LEAST_MS), beside_drafts=beside_drafts)
 
     def learn_drafts(
         self, forest: Forest, path_p: Probabilities, drafted: NDArray[np.bool_], num_asked: int, late_ms: float
@@ -81,7 +77,30 @@ class DraftingAhead:
         return float(self._worth.gains(price, rate, num_requests, num_requests, DEEPEST)[-1]) / num_requests
 
 
-def _pace(verify: ForwardCosts, forwards: Collection[tuple[int, float]]) -> float:
-    """What these took over what they are taken to cost by now, however little was known of that then."""
-    rows, ms = np.array(forwards).T
-    return float(np.median(ms / np.maximum(verify.ms(rows.astype(np.int64)), _LEAST_MS)))
+class _Slowdown:
+    """How much longer the LLM takes beside drafts, as a part of what it takes alone: `value`.
+
+    Known from where one follows the other, in the same minute: a machine that is slow for a while slows both.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._latest: deque[tuple[int, float]] = deque(maxlen=_NUM_BEFORE)  # all beside drafts, or all alone
+        self._is_beside = False
+        self._changes: deque[float] = deque(maxlen=_NUM_CHANGES)
+
+    def observe(self, verify: ForwardCosts, num_rows: int, ms: float, *, beside_drafts: bool) -> None:
+        """Each forward by what its rows are taken to cost by now, however little was known of that then."""
+        if beside_drafts != self._is_beside:
+            if self._latest:
+                before = median(_pace(verify, *forward) for forward in self._latest)
+                change = _pace(verify, num_rows, ms) / before
+                self._changes.append(change if beside_drafts else 1.0 / change)
+                self.value = max(0.0, median(self._changes) - 1.0)
+            self._latest.clear()
+            self._is_beside = beside_drafts
+        self._latest.append((num_rows, ms))
+
+
+def _pace(verify: ForwardCosts, num_rows: int, ms: float) -> float:
+    return ms / max(verify.ms(num_rows), _LEAST_MS)
