@@ -243,7 +243,9 @@ def test_waiting_for_late_drafts_is_a_cost_of_drafting_ahead() -> None:
 
 def test_the_llm_is_not_slowed_down_by_being_dearer_than_was_known() -> None:
     """What forwards beside drafts took is held against what forwards are known to cost by now, not then."""
-    ahead = ahead_after(0.4)
+    ahead = DraftingAhead()
+    for _ in range(200):
+        ahead.learn_drafts(likely(0.4), np.array([1.0, 0.4, 0.16, 0.064]), ONE, 1, 0.0)
     for _ in range(64):
         ahead.learn_forward(FLAT, 1, 50.0, beside_drafts=True)
     for _ in range(64):
